@@ -1,0 +1,186 @@
+"""What the fixtures hand out; imported by the first test that asks for one, since it imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import tl_coverage
+import tl_telemetry
+import torch
+from tl_core import CheckFailed, NotJudged, Report, TrainingSetup
+from tl_telemetry import TrainingRun
+
+if TYPE_CHECKING:
+    from _pytest._code import Traceback
+
+_OWN = frozenset({"tl_core", "tl_coverage", "tl_telemetry", "tl_pytest"})
+
+
+class TrainingRunner:
+    """The checks, bound to the device and the seed of the test; what the fixture ``training_runner`` gives.
+
+    Args:
+        device: The device that training runs on.
+        seed: The seed that every run starts from.
+    """
+
+    device: torch.device
+    seed: int
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self.device = device
+        self.seed = seed
+
+    def __repr__(self) -> str:
+        return f"TrainingRunner(device={str(self.device)!r}, seed={self.seed})"
+
+    def run(
+        self,
+        make_setup: Callable[..., Any],
+        data: Any,
+        step: Callable[[TrainingSetup, Any], Any] | None = None,
+        *,
+        loss_fn: Callable[..., Any] | None = None,
+        steps: int = 20,
+        device: str | torch.device | None = None,
+        seed: int | None = None,
+        track_updates: bool = True,
+    ) -> TrainingRun:
+        """Train for a few steps and record each of them, as ``tl_telemetry.run_training`` does.
+
+        Args:
+            make_setup: Builds what a step uses: ``make_setup()`` or ``make_setup(device)``.
+            data: One batch, a list of batches, a loader, or a function from the step's index to a batch.
+            step: The person's step, ``step(setup, batch)``; either this or ``loss_fn``.
+            loss_fn: A loss for the standard step, ``loss_fn(model, batch)``; either this or ``step``.
+            steps: How many steps to run, at least 1.
+            device: Where to run; None means the test's device.
+            seed: The run's seed; None means the test's seed.
+            track_updates: Whether to record how far each parameter moves, at the price of one copy of the parameters.
+
+        Returns:
+            The run, with its records and assertions.
+
+        Raises:
+            ValueError: An argument has a value that makes no sense.
+            TypeError: An argument is of the wrong type.
+        """
+        __tracebackhide__ = True
+        return tl_telemetry.run_training(
+            make_setup,
+            data,
+            step,
+            loss_fn=loss_fn,
+            steps=steps,
+            device=self.device if device is None else device,
+            seed=self.seed if seed is None else seed,
+            track_updates=track_updates,
+        )
+
+    def observe(
+        self, setup: TrainingSetup, *, track_updates: bool = True, allow: Sequence[str] = ()
+    ) -> AbstractContextManager[TrainingRun]:
+        """Watch a loop of the test's own, as ``tl_telemetry.observe`` does.
+
+        Args:
+            setup: What the loop trains with.
+            track_updates: Whether to record how far each parameter moves.
+            allow: Names of rules that the loop breaks on purpose.
+
+        Returns:
+            A context manager that yields the run.
+        """
+        __tracebackhide__ = True
+        return tl_telemetry.observe(setup, track_updates=track_updates, allow=allow)
+
+    def assert_optimizer_coverage(
+        self,
+        model: torch.nn.Module,
+        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer],
+        *,
+        ignore: Sequence[str] = (),
+        allow_frozen: bool = True,
+        no_decay: Sequence[str] | None = None,
+    ) -> Report:
+        """Assert that every trainable parameter is updated by exactly one optimizer, as ``tl_coverage`` does.
+
+        Args:
+            model: The model.
+            optimizers: One optimizer, a list, or a dict of named ones.
+            ignore: Patterns (fnmatch) of parameters that are left out.
+            allow_frozen: Whether optimizers may hold frozen parameters.
+            no_decay: Patterns of parameters that weight decay must not reach.
+
+        Returns:
+            The report, when all is well.
+
+        Raises:
+            CheckFailed: A parameter is not covered as it should be.
+        """
+        __tracebackhide__ = True
+        return tl_coverage.assert_optimizer_coverage(
+            model, optimizers, ignore=ignore, allow_frozen=allow_frozen, no_decay=no_decay
+        )
+
+
+def find_device(name: str, source: str) -> torch.device:
+    """Turn the validated name of a device into the device, and fail the test when it is not there.
+
+    Args:
+        name: ``"cpu"``, ``"auto"`` or an accelerator's name with an optional index.
+        source: Where the name was set, for the message.
+
+    Returns:
+        The device; an accelerator without an index is torch's current one.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name == "auto":
+        return torch.device("cpu") if accelerator is None else accelerator
+    kind, _, index = name.partition(":")
+    if accelerator is None:
+        there = "no accelerator here"
+    else:
+        count = torch.accelerator.device_count()
+        if accelerator.type == kind and (not index or int(index) < count):
+            return torch.device(name)
+        there = f"{count} of type {accelerator.type} here"
+    pytest.fail(
+        f"{source} asks for {name}, but torch {torch.__version__} sees {there}; "
+        "auto takes the accelerator where there is one, else the CPU",
+        pytrace=False,
+    )
+
+
+def without_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> Traceback:
+    """Cut the frames of the checks from a traceback, so that it ends at the person's line.
+
+    A verdict is cut, and an error about an argument (a ValueError or TypeError that a check itself raises). Any other
+    exception keeps its frames: it may come from a defect of the checks, and then they are what helps.
+
+    Args:
+        excinfo: The exception of a test or fixture.
+
+    Returns:
+        The traceback to show; the whole one when nothing would be left of it.
+    """
+    traceback = excinfo.traceback
+    if not excinfo.errisinstance((CheckFailed, NotJudged)):
+        misuse = excinfo.errisinstance((ValueError, TypeError)) and bool(traceback) and _is_own(traceback[-1].frame)
+        if not misuse:
+            return traceback
+    # contextlib's frames stand between a check's context manager and the person's `with`
+    short = traceback.filter(lambda entry: not _is_own(entry.frame) and _module(entry.frame) != "contextlib")
+    return short if len(short) else traceback
+
+
+def _is_own(frame: Any) -> bool:
+    return _module(frame).partition(".")[0] in _OWN
+
+
+def _module(frame: Any) -> str:
+    return str(frame.f_globals.get("__name__", ""))
