@@ -1,0 +1,64 @@
+"""What a step returned, as named losses."""
+
+from __future__ import annotations
+
+import numbers
+import sys
+from collections.abc import Mapping
+
+import torch
+
+ALLOWED = "return the loss: a real tensor with one element, a number, or a dict of named ones"
+
+
+def split_losses(result: object, step: int, *, source: str = "step()") -> tuple[dict[str, torch.Tensor | float], str]:
+    """Read what a step returned, without waiting for the device.
+
+    Args:
+        result: A tensor with one element, a python or numpy number, or a dict of those.
+        step: The step's index, for messages.
+        source: The function that returned ``result``, for messages.
+
+    Returns:
+        The losses by name, and the name of the main one: ``"loss"``, else the first. Tensors are detached copies of
+        shape ``()`` on their device, so that a later in-place change of the loss does not change them.
+
+    Raises:
+        TypeError: Something that is no loss: None, a string, a complex number, a bool, a tuple, ...
+        ValueError: A tensor or array without exactly one element; an empty dict.
+    """
+    if not isinstance(result, Mapping):
+        return {"loss": _scalar(result, f"{source} returned", step)}, "loss"
+    if not result:
+        raise ValueError(f"{source} returned an empty {type(result).__name__} at step {step}; {ALLOWED}")
+    losses: dict[str, torch.Tensor | float] = {}
+    for name, value in result.items():
+        if not isinstance(name, str):
+            key = f"with the key {name!r}, which is no string,"
+            raise TypeError(f"{source} returned a {type(result).__name__} {key} at step {step}; {ALLOWED}")
+        losses[name] = _scalar(value, f"{source} returned a {type(result).__name__} whose {name!r} is", step)
+    return losses, "loss" if "loss" in losses else next(iter(losses))
+
+
+def _scalar(value: object, says: str, step: int) -> torch.Tensor | float:
+    at = f"at step {step}; {ALLOWED}"
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"{says} a tensor of shape {tuple(value.shape)} {at}")
+        if value.is_complex() or value.dtype == torch.bool:
+            raise TypeError(f"{says} a {str(value.dtype).removeprefix('torch.')} tensor {at}")
+        return value.detach().reshape(()).clone()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        if value.size != 1:
+            raise ValueError(f"{says} an array of shape {value.shape} {at}")
+        if value.dtype.kind not in "fiu":
+            raise TypeError(f"{says} a {value.dtype} array {at}")
+        return float(value.reshape(())[()])
+    if isinstance(value, (bool, str, complex)):
+        raise TypeError(f"{says} a {type(value).__name__} {value!r} {at}")
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if value is None:
+        raise TypeError(f"{says} None {at}")
+    raise TypeError(f"{says} a {type(value).__name__} {at}")

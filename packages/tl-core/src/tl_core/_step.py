@@ -1,0 +1,99 @@
+"""The training step for loops that have only a loss function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from tl_core._losses import split_losses
+from tl_core._setup import TrainingSetup
+
+LossFunction = Callable[[nn.Module, Any], Any]
+
+
+def standard_step(
+    loss_fn: LossFunction, *, accumulation_steps: int = 1, max_grad_norm: float | None = None
+) -> Callable[[TrainingSetup, Any], Any]:
+    """Make a training step out of a loss function.
+
+    The step divides the loss by ``accumulation_steps`` and runs backward, through the setup's GradScaler if it has
+    one. Where ``setup.step_index`` ends a cycle it unscales and clips, steps every optimizer, updates the scaler,
+    zeroes the gradients and steps every scheduler (not when the scaler skipped the update).
+
+    Args:
+        loss_fn: ``loss_fn(model, batch)`` returns the loss, a tensor with one element, or a dict of named ones whose
+            ``"loss"``, else the first, is trained.
+        accumulation_steps: Micro-batches per update.
+        max_grad_norm: L2 norm over all parameters of all optimizers to which gradients are clipped; None for none.
+
+    Returns:
+        ``step(setup, batch)``, which returns what ``loss_fn`` returned, detached and not divided.
+
+    Raises:
+        TypeError, ValueError: An argument of the wrong kind or out of range.
+    """
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn must be a function loss_fn(model, batch), got {type(loss_fn).__name__}")
+    if isinstance(accumulation_steps, bool) or not isinstance(accumulation_steps, int):
+        raise TypeError(f"accumulation_steps must be an int, got {type(accumulation_steps).__name__}")
+    if accumulation_steps < 1:
+        raise ValueError(f"accumulation_steps must be at least 1, got {accumulation_steps}")
+    if max_grad_norm is not None:
+        if isinstance(max_grad_norm, bool) or not isinstance(max_grad_norm, (int, float)):
+            raise TypeError(f"max_grad_norm must be a number or None, got {type(max_grad_norm).__name__}")
+        if math.isnan(max_grad_norm) or max_grad_norm <= 0:
+            raise ValueError(f"max_grad_norm must be greater than 0, got {max_grad_norm}")
+
+    def step(setup: TrainingSetup, batch: Any) -> Any:
+        result = loss_fn(setup.model, batch)
+        losses, main = split_losses(result, setup.step_index, source="loss_fn()")
+        loss = result[main] if isinstance(result, Mapping) else result
+        if not (isinstance(loss, torch.Tensor) and loss.requires_grad):
+            what = "is detached from the model" if isinstance(loss, torch.Tensor) else f"is a {type(loss).__name__}"
+            raise ValueError(
+                f"the loss that loss_fn() returned at step {setup.step_index} {what}: "
+                "return the tensor that the model's output was turned into, without detach() or item()"
+            )
+        if accumulation_steps > 1:
+            loss = loss / accumulation_steps
+        (loss if setup.scaler is None else setup.scaler.scale(loss)).backward()
+        if (setup.step_index + 1) % accumulation_steps == 0:
+            _update(setup, max_grad_norm, losses[main])
+        return losses if isinstance(result, Mapping) else losses[main]
+
+    return step
+
+
+def _update(setup: TrainingSetup, max_grad_norm: float | None, loss: torch.Tensor | float) -> None:
+    optimizers = list(setup.optimizers.values())
+    scaler = setup.scaler
+    if max_grad_norm is not None:
+        if scaler is not None:
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)
+        distinct = {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
+        nn.utils.clip_grad_norm_(distinct.values(), max_grad_norm)
+    for optimizer in optimizers:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError("standard_step cannot drive LBFGS, whose step needs a closure: pass a step of your own")
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+    updated = True
+    if scaler is not None:
+        scale = scaler.get_scale()
+        scaler.update()
+        updated = bool(scaler.get_scale() >= scale)  # the scale falls when, and only when, gradients overflowed
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    if updated:
+        for scheduler in setup.schedulers.values():
+            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                scheduler.step(cast(float, loss))
+            else:
+                scheduler.step()
