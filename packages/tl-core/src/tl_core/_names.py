@@ -13,27 +13,29 @@ MAX_GROUPS = 12
 _WRAPPER_COMPONENTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 
 
-def parameter_names(model: nn.Module) -> dict[str, nn.Parameter]:
+def parameter_names(model: nn.Module, *, remove_duplicate: bool = True) -> dict[str, nn.Parameter]:
     """Name the parameters of a model as its author does, whatever it is wrapped in.
 
-    Every ``Parameter`` object appears once, under its first name (tied weights have several). What ``torch.compile``,
-    activation checkpointing, FSDP, ``DataParallel`` and ``DistributedDataParallel`` insert in names is cut out.
+    A ``Parameter`` object appears once, under its first name, unless all names of tied weights are asked for. What
+    ``torch.compile``, activation checkpointing, FSDP, ``DataParallel`` and ``DistributedDataParallel`` insert in names
+    is cut out.
 
     Args:
         model: The model, wrapped or not.
+        remove_duplicate: Give a tied parameter's first name only.
 
     Returns:
         The parameters by name, in the model's order.
     """
     prefix = _parallel_prefix(model)
     named: dict[str, nn.Parameter] = {}
-    for raw, parameter in model.named_parameters():
-        name = clean_name(raw, prefix)
+    for raw, parameter in model.named_parameters(remove_duplicate=remove_duplicate):
+        name = _clean_name(raw, prefix)
         named[raw if name in named else name] = parameter
     return named
 
 
-def clean_name(raw: str, parallel_prefix: int) -> str:
+def _clean_name(raw: str, parallel_prefix: int) -> str:
     """Cut wrapper components, and the first ``parallel_prefix`` components named ``module``, out of a name."""
     kept = [part for part in raw.split(".") if part not in _WRAPPER_COMPONENTS]
     return ".".join(kept[parallel_prefix:])
