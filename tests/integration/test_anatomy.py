@@ -37,7 +37,9 @@ def odd_files(folder: Path) -> list[str]:
     allowed = ENTRY_POINTS.get(folder.name, set())
     odd = [f"{path} is missing" for path in sorted(wanted - there)]
     for path in sorted(there - wanted):
-        if path.parent != source or not (path.name.startswith("_") and path.suffix == ".py" or path.name in allowed):
+        inside = path.relative_to(source).parts if path.is_relative_to(source) else ("",)
+        private = inside[0].startswith("_") and path.suffix == ".py"  # a module, or one of a private subpackage
+        if not private and "/".join(inside) not in allowed:
             odd.append(f"{path} is not part of the anatomy")
     for path in sorted(there):
         if path.suffix == ".py" and (lines := len((folder / path).read_text().splitlines())) > MAX_LINES:

@@ -90,7 +90,8 @@ def test_private_parts_of_a_sibling_are_seen(tmp_path):
         "import tl_low\nfrom tl_low import _a\nfrom tl_low._b import c\nimport tl_low._d\n"
         "tl_low._e\nfrom importlib import import_module\nimport_module('tl_low._f')\ntl_low.__version__\n"
     )
-    _make_package(tmp_path, "tl-high", source, "[]\noptional-dependencies.low = ['tl-low[fast]>=1; python_version>\"3\"']")
+    extra = "optional-dependencies.low = ['tl-low[fast]>=1; python_version>\"3\"']"
+    _make_package(tmp_path, "tl-high", source, f"[]\n{extra}")
     start = "tl-high/src/tl_high/__init__.py"
     assert wrong_imports(tmp_path) == [
         f"{start}:2: tl_low._a is private to tl-low",

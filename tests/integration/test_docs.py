@@ -1,8 +1,8 @@
 """The documentation is true: its Python blocks run, in order, and print what the page says they print.
 
 A page's blocks share one namespace. A function `test_*` in a block is called as pytest would, with its fixtures. A text
-block after `<!-- output -->` is compared with what the Python block before it printed, with the exception that it raised
-as the last line; `...` in it stands for anything. `<!-- not run: reason -->` before a block leaves the block out.
+block after `<!-- output -->` is compared with what the Python block before it printed, and the exception that it
+raised at the end; `...` in it stands for anything. `<!-- not run: reason -->` before a block leaves the block out.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def test_wrong_output_is_seen(tmp_path):
     with pytest.raises(pytest.fail.Exception) as caught:
         run_page(page, lambda name: None)
     assert str(caught.value) == (
-        "page.md:2: the block printed something else\nDifferences (ndiff with -expected +actual):\n    - two\n    + one\n"
+        "page.md:2: the block printed something else\n"
+        "Differences (ndiff with -expected +actual):\n    - two\n    + one\n"
     )
 
 
@@ -141,7 +142,8 @@ def test_a_test_in_a_block_is_called_with_its_fixtures(tmp_path):
 
 def test_output_may_hold_an_exception_and_dots(tmp_path):
     """A promised exception is the last line; dots stand for figures that vary; names live on in later blocks."""
-    text = "```python\nx = 0.123\n```\n```python\nprint(x)\nraise ValueError('no')\n```\n<!-- output -->\n```\n0.1...\nValueError: no\n```\n"
+    code = "```python\nx = 0.123\n```\n```python\nprint(x)\nraise ValueError('no')\n```\n"
+    text = code + "<!-- output -->\n```\n0.1...\nValueError: no\n```\n"
     run_page(_page(tmp_path, text), lambda name: None)
 
 

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
         TrainingSetup,
     )
     from tl_coverage import assert_optimizer_coverage, check_optimizer_coverage
-    from tl_telemetry import TrainingRun, observe, run_training
-
     from tl_pytest._runner import TrainingRunner
+    from tl_telemetry import TrainingRun, observe, run_training
 
 __all__ = [
     "CheckFailed",

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 import pytest
+import torch
+
 import tl_coverage
 import tl_telemetry
-import torch
 from tl_core import CheckFailed, NotJudged, Report, TrainingSetup
 from tl_telemetry import TrainingRun
-
-if TYPE_CHECKING:
-    from _pytest._code import Traceback
 
 _OWN = frozenset({"tl_core", "tl_coverage", "tl_telemetry", "tl_pytest"})
 
@@ -68,7 +67,6 @@ class TrainingRunner:
             ValueError: An argument has a value that makes no sense.
             TypeError: An argument is of the wrong type.
         """
-        __tracebackhide__ = True
         return tl_telemetry.run_training(
             make_setup,
             data,
@@ -93,7 +91,6 @@ class TrainingRunner:
         Returns:
             A context manager that yields the run.
         """
-        __tracebackhide__ = True
         return tl_telemetry.observe(setup, track_updates=track_updates, allow=allow)
 
     def assert_optimizer_coverage(
@@ -120,7 +117,6 @@ class TrainingRunner:
         Raises:
             CheckFailed: A parameter is not covered as it should be.
         """
-        __tracebackhide__ = True
         return tl_coverage.assert_optimizer_coverage(
             model, optimizers, ignore=ignore, allow_frozen=allow_frozen, no_decay=no_decay
         )
@@ -156,7 +152,7 @@ def find_device(name: str, source: str) -> torch.device:
     )
 
 
-def without_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> Traceback:
+def without_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> TracebackType:
     """Cut the frames of the checks from a traceback, so that it ends at the person's line.
 
     A verdict is cut, and an error about an argument (a ValueError or TypeError that a check itself raises). Any other
@@ -168,19 +164,26 @@ def without_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> Tracebac
     Returns:
         The traceback to show; the whole one when nothing would be left of it.
     """
-    traceback = excinfo.traceback
-    if not excinfo.errisinstance((CheckFailed, NotJudged)):
-        misuse = excinfo.errisinstance((ValueError, TypeError)) and bool(traceback) and _is_own(traceback[-1].frame)
+    chain = []
+    link: TracebackType | None = excinfo.tb
+    while link is not None:
+        chain.append(link)
+        link = link.tb_next
+    if not isinstance(excinfo.value, (CheckFailed, NotJudged)):
+        misuse = isinstance(excinfo.value, (ValueError, TypeError)) and _is_own(chain[-1])
         if not misuse:
-            return traceback
-    # contextlib's frames stand between a check's context manager and the person's `with`
-    short = traceback.filter(lambda entry: not _is_own(entry.frame) and _module(entry.frame) != "contextlib")
-    return short if len(short) else traceback
+            return excinfo.tb
+    short: TracebackType | None = None
+    for link in reversed(chain):
+        # contextlib's frames stand between a check's context manager and the person's `with`
+        if not _is_own(link) and _module(link) != "contextlib":
+            short = TracebackType(short, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return short or excinfo.tb
 
 
-def _is_own(frame: Any) -> bool:
-    return _module(frame).partition(".")[0] in _OWN
+def _is_own(link: TracebackType) -> bool:
+    return _module(link).partition(".")[0] in _OWN
 
 
-def _module(frame: Any) -> str:
-    return str(frame.f_globals.get("__name__", ""))
+def _module(link: TracebackType) -> str:
+    return str(link.tb_frame.f_globals.get("__name__", ""))

@@ -47,7 +47,7 @@ class Settings:
 
 
 def resolve(config: pytest.Config) -> Settings:
-    """Read the settings: an option of the command line goes before the configuration file, which goes before the default.
+    """Read the settings: the command line goes before the configuration file, and that before the default.
 
     Args:
         config: pytest's configuration, options parsed.
@@ -96,5 +96,6 @@ def _from_file(config: pytest.Config, key: str, allowed: str) -> tuple[object, s
     source = f"{key} in {config.inipath.name}" if config.inipath is not None else f"-o {key}"
     try:
         return config.getini(key), source
-    except (TypeError, ValueError) as error:  # a wrong type in TOML, or text that is no number in INI
+    except (TypeError, ValueError, pytest.UsageError) as error:
+        # a wrong type in TOML, or text that is no number in INI; pytest 9.2 makes its own usage error of them
         raise pytest.UsageError(f"{source}: {error}; allowed: {allowed}") from None

@@ -62,7 +62,7 @@ def pytest_runtest_makereport(
     if call.excinfo is not None and "tl_core" in sys.modules and not item.config.getoption("fulltrace"):
         from tl_pytest._runner import without_own_frames
 
-        call.excinfo.traceback = without_own_frames(call.excinfo)
+        call.excinfo.traceback = type(call.excinfo.traceback)(without_own_frames(call.excinfo))
     return (yield)
 
 

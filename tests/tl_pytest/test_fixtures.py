@@ -1,0 +1,244 @@
+"""What the fixtures give, and that they leave nothing behind."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from tl_pytest._runner import TrainingRunner, find_device
+
+DRAW = """
+import random
+import numpy
+import pytest
+import torch
+
+def draw():
+    return random.random(), float(numpy.random.rand()), float(torch.rand(()))
+"""
+
+
+def test_the_seed_seeds_every_generator(run_tests):
+    """Two tests with torch_seed draw the same numbers from python, numpy and torch; another seed draws others."""
+    source = (
+        DRAW
+        + """
+seen = []
+
+def test_first(torch_seed):
+    seen.append(draw())
+
+def test_between():
+    draw()
+
+def test_second(torch_seed):
+    seen.append(draw())
+    assert seen[0] == seen[1]
+    torch.manual_seed(torch_seed + 1)
+    assert float(torch.rand(())) != seen[0][2]
+"""
+    )
+    run_tests(source, "-p", "no:randomly").assert_outcomes(passed=3)
+
+
+@pytest.mark.parametrize("ending", ["pass", "assert False", "pytest.skip()"], ids=["pass", "fail", "skip"])
+def test_generators_are_put_back(run_tests, ending):
+    """After a test with torch_seed the generators go on where they were, however the test ended."""
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+    before = (random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state())
+    run_tests(DRAW + f"\ndef test_it(torch_seed):\n    draw()\n    {ending}\n", "--tl-seed=9")
+    assert random.getstate() == before[0]
+    assert (np.random.get_state()[1] == before[1]).all()
+    assert torch.equal(torch.get_rng_state(), before[2])
+
+
+def test_without_the_fixture_generators_move(run_tests):
+    """The check above can fail: a test without torch_seed leaves its traces."""
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    run_tests(DRAW + "\ndef test_it():\n    draw()\n").assert_outcomes(passed=1)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_runner_trains_on_the_device_with_the_seed(run_tests, loop):
+    """training_runner.run binds device and seed; the run passes its assertions and is repeated bit for bit."""
+    source = (
+        loop
+        + """
+def test_it(training_runner, torch_device, torch_seed):
+    assert (training_runner.device, training_runner.seed) == (torch_device, torch_seed) == (torch.device("cpu"), 4)
+    assert repr(training_runner) == "TrainingRunner(device='cpu', seed=4)"
+    first = training_runner.run(make_setup, make_batch(), train_step, steps=5)
+    first.assert_healthy()
+    second = training_runner.run(make_setup, make_batch(), train_step, steps=5)
+    other = training_runner.run(make_setup, make_batch(), train_step, steps=5, seed=5)
+    assert first.losses == second.losses != other.losses
+    assert len(first.records) == 5
+"""
+    )
+    run_tests(source, "--tl-seed=4").assert_outcomes(passed=1)
+
+
+class _Recorder:
+    """Stands for tl_telemetry and tl_coverage: keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = []
+
+    def __getattr__(self, name):
+        return lambda *arguments, **keywords: self.calls.append((name, arguments, keywords))
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    recorder = _Recorder()
+    monkeypatch.setattr("tl_pytest._runner.tl_telemetry", recorder)
+    monkeypatch.setattr("tl_pytest._runner.tl_coverage", recorder)
+    return recorder
+
+
+def test_run_passes_everything_on(recorder):
+    """Every argument of run reaches run_training; device and seed are the runner's unless they are given."""
+    runner = TrainingRunner(torch.device("meta"), 3)
+    runner.run("setup", "data", "step", steps=7, track_updates=False)
+    runner.run("setup", "data", loss_fn="loss", device="cpu", seed=0)
+    assert recorder.calls == [
+        (
+            "run_training",
+            ("setup", "data", "step"),
+            {"loss_fn": None, "steps": 7, "device": torch.device("meta"), "seed": 3, "track_updates": False},
+        ),
+        (
+            "run_training",
+            ("setup", "data", None),
+            {"loss_fn": "loss", "steps": 20, "device": "cpu", "seed": 0, "track_updates": True},
+        ),
+    ]
+
+
+def test_the_other_checks_pass_everything_on(recorder):
+    """observe and assert_optimizer_coverage hand their arguments to the checks of the same name."""
+    runner = TrainingRunner(torch.device("cpu"), 0)
+    runner.observe("setup", track_updates=False, allow=["lr-zero"])
+    runner.assert_optimizer_coverage("model", "optimizer", ignore=["a*"], allow_frozen=False, no_decay=["*.bias"])
+    assert recorder.calls == [
+        ("observe", ("setup",), {"track_updates": False, "allow": ["lr-zero"]}),
+        (
+            "assert_optimizer_coverage",
+            ("model", "optimizer"),
+            {"ignore": ["a*"], "allow_frozen": False, "no_decay": ["*.bias"]},
+        ),
+    ]
+
+
+def test_the_runner_asserts_coverage(run_tests, loop):
+    """training_runner.assert_optimizer_coverage returns the report, or fails with the finding."""
+    source = (
+        loop
+        + """
+import pytest
+from tl_pytest import CheckFailed
+
+def test_it(training_runner):
+    setup = make_setup()
+    assert training_runner.assert_optimizer_coverage(setup.model, setup.optimizer).ok
+    setup.model.extra = torch.nn.Linear(2, 2, bias=False)
+    with pytest.raises(CheckFailed) as caught:
+        training_runner.assert_optimizer_coverage(setup.model, setup.optimizer)
+    assert [finding.rule for finding in caught.value.findings] == ["uncovered-parameter"]
+    training_runner.assert_optimizer_coverage(setup.model, setup.optimizer, ignore=["extra.*"])
+"""
+    )
+    run_tests(source).assert_outcomes(passed=1)
+
+
+def test_the_runner_observes(run_tests, loop):
+    """training_runner.observe watches a loop of the test's own."""
+    source = (
+        loop
+        + """
+def test_it(training_runner):
+    setup = make_setup()
+    with training_runner.observe(setup) as run:
+        for _ in range(3):
+            train_step(setup, make_batch())
+    assert len(run.records) == 3
+"""
+    )
+    run_tests(source).assert_outcomes(passed=1)
+
+
+def _pretend(monkeypatch, kind, count):
+    device = None if kind is None else torch.device(kind)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "expected"),
+    [
+        ("cpu", ("cuda", 2), "cpu"),
+        ("auto", (None, 0), "cpu"),
+        ("auto", ("cuda", 0), "cpu"),
+        ("auto", ("mps", 1), "mps"),
+        ("cuda", ("cuda", 1), "cuda"),
+        ("cuda:1", ("cuda", 2), "cuda:1"),
+    ],
+    ids=["cpu", "auto without", "auto with a broken one", "auto with", "accelerator", "with index"],
+)
+def test_devices_that_are_there(monkeypatch, name, there, expected):
+    """A device that is there is given as asked for; auto is the accelerator if torch can use one."""
+    _pretend(monkeypatch, *there)
+    assert find_device(name, "--tl-device") == torch.device(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "sees"),
+    [
+        ("cuda", (None, 0), "no accelerator here"),
+        ("mps", ("cuda", 2), "2 of type cuda here"),
+        ("cuda:2", ("cuda", 2), "2 of type cuda here"),
+    ],
+    ids=["none", "another kind", "index too large"],
+)
+def test_a_device_that_is_not_there_fails(monkeypatch, name, there, sees):
+    """A device that was asked for by name is never replaced silently, nor is the test skipped."""
+    _pretend(monkeypatch, *there)
+    with pytest.raises(pytest.fail.Exception) as caught:
+        find_device(name, "tl_device in pytest.ini")
+    assert str(caught.value) == (
+        f"tl_device in pytest.ini asks for {name}, but torch {torch.__version__} sees {sees}; "
+        "auto takes the accelerator where there is one, else the CPU"
+    )
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without an accelerator")
+def test_a_missing_device_is_an_error_of_each_test_without_a_traceback(run_tests):
+    """The tests that use the device fail at their set-up, with one line."""
+    result = run_tests("def test_it(torch_device):\n    pass\n", "--tl-device=cuda:0")
+    result.assert_outcomes(errors=1)
+    lines = result.outlines
+    start = lines.index(next(line for line in lines if "ERROR at setup of test_it" in line))
+    assert lines[start + 1].startswith("--tl-device asks for cuda:0, but torch ")
+    assert "short test summary" in lines[start + 2]
+
+
+def test_fixtures_lists_the_fixtures(run_tests):
+    """--fixtures shows the three fixtures with a sentence each."""
+    result = run_tests("", "--fixtures")
+    result.stdout.fnmatch_lines(
+        [
+            "torch_device -- *",
+            "    The device that tests train on, a torch.device*",
+            "torch_seed -- *",
+            "    The seed, an int, with which all random number generators are seeded before the test*",
+            "training_runner -- *",
+            "    Runs training loops on the test's device with the test's seed: a tl_pytest.TrainingRunner.",
+        ]
+    )

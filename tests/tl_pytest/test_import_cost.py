@@ -1,0 +1,55 @@
+"""pytest with the plugin installed does not import torch until a test asks for a fixture."""
+
+from __future__ import annotations
+
+import pytest
+
+GUARD = """
+import sys
+
+def pytest_unconfigure():
+    heavy = [name for name in ("torch", "numpy", "tl_core", "tl_coverage", "tl_telemetry") if name in sys.modules]
+    print("imported:", ", ".join(heavy) or "nothing")
+"""
+PLAIN = "import tl_pytest\n\ndef test_plain():\n    assert callable(getattr(tl_pytest, '__getattr__'))\n"
+
+
+@pytest.fixture
+def imported(run_tests, pytester):
+    """Run a test module in a process of its own and tell what was imported at its end."""
+
+    def run(source: str, *arguments: str) -> list[str]:
+        pytester.makeconftest(GUARD)
+        result = run_tests(source, *arguments, subprocess=True)
+        assert result.ret == 0
+        return [line for line in result.outlines if line.startswith("imported:")]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("--collect-only",), ("--fixtures",), ("--tl-device=cuda:1", "--tl-seed=3"), ("-p", "no:xdist")],
+    ids=" ".join,
+)
+def test_no_torch_without_a_fixture(imported, arguments):
+    """A run, a collection and a listing leave torch alone, also with options and with tl_pytest itself imported."""
+    assert imported(PLAIN, *arguments) == ["imported: nothing"]
+
+
+def test_collecting_tests_that_use_fixtures_imports_nothing(imported):
+    """Asking for the fixtures is not using them: a collection leaves torch alone."""
+    source = "def test_it(training_runner, torch_seed, torch_device):\n    pass\n"
+    assert imported(source, "--collect-only") == ["imported: nothing"]
+
+
+def test_the_guard_sees_an_import(imported):
+    """A test module that imports torch shows up."""
+    (line,) = imported("import torch\n\ndef test_it():\n    pass\n")
+    assert line.startswith("imported: torch, ")
+
+
+def test_the_fixture_imports_torch(imported):
+    """A test that uses a fixture brings torch and the checks."""
+    (line,) = imported("def test_it(training_runner):\n    pass\n")
+    assert line == "imported: torch, numpy, tl_core, tl_coverage, tl_telemetry"

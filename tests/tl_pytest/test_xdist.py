@@ -1,0 +1,42 @@
+"""The plugin does the same with workers, and without xdist."""
+
+from __future__ import annotations
+
+import pytest
+
+SOURCE = """
+import os
+import pytest
+
+@pytest.mark.parametrize("number", range(4))
+def test_it(number, training_runner, torch_seed, torch_device):
+    assert (training_runner.seed, torch_seed, torch_device.type) == (6, 6, "cpu")
+    assert ("PYTEST_XDIST_WORKER" in os.environ) == WORKERS
+
+def test_verdict(training_runner):
+    from tl_pytest import Finding, Report
+    Report("made-up check", (Finding("made-up-rule", "seen", "cause", "fix"),)).require()
+"""
+
+
+def test_workers_get_the_settings(run_tests, pytester):
+    """Options reach the workers, and a verdict comes back from them whole."""
+    pytest.importorskip("xdist")
+    pytester.makeini("[pytest]\ntl_device = cpu\n")
+    result = run_tests(f"WORKERS = True\n{SOURCE}", "-n", "2", "--tl-seed=6", subprocess=True)
+    result.assert_outcomes(passed=4, failed=1)
+    result.stdout.fnmatch_lines(["tl-pytest: seed=6", "E       tl_core.CheckFailed: made-up check: failed, 1 finding"])
+
+
+def test_a_wrong_value_stops_before_the_workers(run_tests):
+    """A usage error is said once, by the controller."""
+    pytest.importorskip("xdist")
+    result = run_tests(f"WORKERS = True\n{SOURCE}", "-n", "2", "--tl-device=gpu", subprocess=True)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert len([line for line in result.errlines if "unknown device 'gpu'" in line]) == 1
+
+
+def test_without_xdist(run_tests):
+    """Nothing of the plugin needs xdist."""
+    result = run_tests(f"WORKERS = False\n{SOURCE}", "-p", "no:xdist", "--tl-seed=6")
+    result.assert_outcomes(passed=4, failed=1)
