@@ -30,7 +30,8 @@ def run_tests(pytester: pytest.Pytester) -> RunTests:
     def run(source: str, *arguments: str, subprocess: bool = False) -> pytest.RunResult:
         pytester.makepyfile(test_inner=source)
         start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
-        return start("-p", "no:cacheprovider", *arguments)
+        # hypothesis' plugin imports all of hypothesis anew in each of these runs, which takes longer than the rest
+        return start("-p", "no:cacheprovider", "-p", "no:hypothesispytest", *arguments)
 
     return run
 

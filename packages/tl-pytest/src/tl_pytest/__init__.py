@@ -10,28 +10,61 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tl_core import (
+        Batches,
         CheckFailed,
         Finding,
         NotJudged,
         Report,
+        Tolerance,
+        Tolerances,
         TrainingSetup,
+        build_setup,
+        group_names,
+        match_names,
+        move_to_device,
+        parameter_names,
+        preserve_rng,
+        seed_everything,
+        split_losses,
+        standard_step,
+        step_ranges,
     )
-    from tl_coverage import assert_optimizer_coverage, check_optimizer_coverage
+    from tl_coverage import (
+        assert_optimizer_coverage,
+        check_optimizer_coverage,
+    )
     from tl_pytest._runner import TrainingRunner
-    from tl_telemetry import TrainingRun, observe, run_training
+    from tl_telemetry import (
+        TrainingRun,
+        observe,
+        run_training,
+    )
 
 __all__ = [
+    "Batches",
     "CheckFailed",
     "Finding",
     "NotJudged",
     "Report",
+    "Tolerance",
+    "Tolerances",
     "TrainingRun",
     "TrainingRunner",
     "TrainingSetup",
     "assert_optimizer_coverage",
+    "build_setup",
     "check_optimizer_coverage",
+    "group_names",
+    "match_names",
+    "move_to_device",
     "observe",
+    "parameter_names",
+    "preserve_rng",
     "run_training",
+    "seed_everything",
+    "split_losses",
+    "standard_step",
+    "step_ranges",
 ]
 
 _HOMES = ("tl_core", "tl_coverage", "tl_telemetry", "tl_pytest._runner")
