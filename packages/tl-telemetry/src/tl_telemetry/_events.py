@@ -1,0 +1,124 @@
+"""What a record is made of: one dataclass an act, in the order in which the acts were observed.
+
+Parameters are given as indices into the run's ``Tensors``; figures as ``Span``s that are read when somebody looks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Union
+
+from ._figures import Span
+
+# What a gradient consists of: the numbers of the backward passes that were added up in it. BY_HAND stands for content
+# that no backward pass put there (assigned, or edited in place by somebody other than a clip function).
+Source = tuple[int, ...]
+BY_HAND = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """One outermost backward pass that accumulated gradients (``loss.backward()``)."""
+
+    kind: ClassVar[str] = "backward"
+    number: int  # counts from 1 within the run
+    site: str  # "train.py:42", the line that called it
+    filled: tuple[int, ...]  # parameters that got a gradient from it
+    connected: bool  # False when the root is a leaf: no graph behind it
+    leftover: tuple[int, ...]  # of those, the ones whose gradient an update had used already
+    leftover_norms: Span | None  # L2 norms of what was still there, before this pass added to it
+    repeats: int | None  # number of the earlier pass from the very same loss
+    repeated: tuple[int, ...]  # parameters that still held the earlier pass's gradient
+    repeated_norms: Span | None
+    in_step: str | None  # the optimizer inside whose step it ran (a closure)
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """One call of a clip function of ``torch.nn.utils``."""
+
+    kind: ClassVar[str] = "clip"
+    function: str
+    site: str
+    bound: float
+    given: int  # how many tensors were passed
+    followed: tuple[int, ...]  # those of them that are followed parameters
+    graded: tuple[int, ...]  # of those, the ones that had a gradient
+    used: tuple[int, ...]  # of those, the ones whose gradient had gone into an update already
+    norms: Span  # L2 norm of each graded one's gradient, before the clip
+    scale: Span | None  # the loss scale, where the gradients were still scaled
+    in_step: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Parameters of one step whose gradients have one history."""
+
+    source: Source
+    used: int  # the last backward number that an earlier update of theirs used
+    parameters: tuple[int, ...]
+
+    @property
+    def fresh(self) -> bool:
+        """Whether something came into the gradient since the last update that used it."""
+        return not self.source or self.source[0] == BY_HAND or self.source[-1] > self.used
+
+    @property
+    def stale(self) -> tuple[int, ...]:
+        """The backward passes in it that an earlier update had used."""
+        return tuple(number for number in self.source if 0 < number <= self.used)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """One call of an optimizer's ``step()``."""
+
+    kind: ClassVar[str] = "optimizer_step"
+    optimizer: str
+    graded: tuple[int, ...]  # parameters with a gradient when it ran
+    ungraded: tuple[int, ...]  # trainable ones without
+    frozen: tuple[int, ...]  # graded although they do not require a gradient
+    norms: Span  # L2 norms of the graded ones' gradients
+    updates: Span | None  # L2 norms of their change; None without update tracking
+    unchanged: Span | None  # pairs (elements with a gradient, of those unchanged) for the low-precision ones
+    low_precision: tuple[int, ...]
+    lrs: tuple[float | Span, ...]
+    scale: Span | None  # a fused optimizer's loss scale, when the gradients were still scaled
+    found_inf: Span | None  # a fused optimizer's flag: 1 when it skipped the update itself
+    scaler_stage: str | None  # "ready" (gradients still scaled), "unscaled", "stepped"; None without a scaler
+    portions: tuple[Portion, ...]
+    lost: tuple[int, ...]  # parameters whose fresh gradient was cleared or edited after its backward pass
+    closure: bool
+    in_backward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStep:
+    """A scheduler's counter moved (observed between two other acts)."""
+
+    kind: ClassVar[str] = "scheduler_step"
+    scheduler: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsCleared:
+    """Gradients became None, or were edited in place by something other than a clip (``zero_grad``)."""
+
+    kind: ClassVar[str] = "zero_grad"
+    cleared: tuple[int, ...]
+    edited: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """A warning shown during the step."""
+
+    kind: ClassVar[str] = "warning"
+    message: str
+    category: str
+    site: str
+    from_torch: bool
+
+
+Event = Union[Backward, Clip, OptimizerStep, SchedulerStep, GradientsCleared, Warned]

@@ -1,0 +1,174 @@
+"""The records of a run, arranged for the rules: a rule is a function of this and of nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+from tl_core import TrainingSetup, group_names, match_names, step_ranges
+
+from ._events import Backward, Clip, OptimizerStep, SchedulerStep, Warned
+from ._facts import Facts
+from ._options import Options
+from ._record import StepRecord, applied, grad_norms, total
+from ._tensors import Tensors
+
+
+class Evidence:
+    """What was observed, and the options under which it is judged."""
+
+    def __init__(self, facts: Facts, options: Options) -> None:
+        self.facts = facts
+        self.options = options
+        self.records: list[StepRecord] = list(facts.recorder.records)
+
+    @property
+    def setup(self) -> TrainingSetup:
+        return self.facts.setup
+
+    @property
+    def tensors(self) -> Tensors:
+        return self.facts.tensors
+
+    @cached_property
+    def ignored(self) -> frozenset[int]:
+        """Indices of the parameters that the person left out."""
+        names = [entry.name for entry in self.tensors.entries]
+        matched = set(match_names(names, self.options.ignore, argument="ignore")) if self.options.ignore else set()
+        return frozenset(i for i, name in enumerate(names) if name in matched)
+
+    @cached_property
+    def steps(self) -> list[tuple[StepRecord, OptimizerStep]]:
+        """Every optimizer step that had something to apply, in order."""
+        return [(record, event) for record in self.records for event in record.optimizer_step_events if applied(event)]
+
+    @cached_property
+    def steps_by_optimizer(self) -> dict[str, list[tuple[StepRecord, OptimizerStep]]]:
+        grouped: dict[str, list[tuple[StepRecord, OptimizerStep]]] = {}
+        for record, event in self.steps:
+            grouped.setdefault(event.optimizer, []).append((record, event))
+        return grouped
+
+    @cached_property
+    def backwards(self) -> dict[int, tuple[StepRecord, Backward]]:
+        """Every backward pass by its number."""
+        return {e.number: (r, e) for r in self.records for e in r.events if isinstance(e, Backward)}
+
+    @cached_property
+    def _steps_after(self) -> dict[int, list[tuple[StepRecord, OptimizerStep]]]:
+        after: dict[int, list[tuple[StepRecord, OptimizerStep]]] = {}
+        latest = 0
+        for record in self.records:
+            for event in record.events:
+                if isinstance(event, Backward):
+                    latest = event.number
+                elif isinstance(event, OptimizerStep) and applied(event):
+                    after.setdefault(latest, []).append((record, event))
+        return after
+
+    def steps_between(self, first: int, last: int) -> list[tuple[StepRecord, OptimizerStep]]:
+        """Return the optimizer steps that ran after backward pass ``first`` and before ``last``."""
+        return [pair for number in range(first, last) for pair in self._steps_after.get(number, ())]
+
+    @cached_property
+    def clips(self) -> list[tuple[StepRecord, Clip]]:
+        return [(record, e) for record in self.records for e in record.events if isinstance(e, Clip)]
+
+    @cached_property
+    def clips_by_site(self) -> dict[tuple[str, str], list[tuple[StepRecord, Clip]]]:
+        """Clips of each line of the person's code: (function, line)."""
+        grouped: dict[tuple[str, str], list[tuple[StepRecord, Clip]]] = {}
+        for record, clip in self.clips:
+            grouped.setdefault((clip.function, clip.site), []).append((record, clip))
+        return grouped
+
+    @cached_property
+    def scheduler_steps(self) -> list[tuple[StepRecord, SchedulerStep]]:
+        return [(record, e) for record in self.records for e in record.events if isinstance(e, SchedulerStep)]
+
+    @cached_property
+    def warnings(self) -> list[tuple[StepRecord, Warned]]:
+        return [(record, e) for record in self.records for e in record.events if isinstance(e, Warned)]
+
+    @cached_property
+    def filled(self) -> frozenset[int]:
+        """Parameters that some backward pass reached."""
+        return frozenset(i for _, event in self.backwards.values() for i in event.filled)
+
+    @cached_property
+    def graded(self) -> frozenset[int]:
+        """Parameters that had a gradient at some optimizer step."""
+        return frozenset(i for _, event in self.steps for i in event.graded)
+
+    @cached_property
+    def held(self) -> frozenset[int]:
+        """Parameters that an optimizer of the setup, or one that stepped, holds."""
+        return frozenset(i for stepper in self.facts.recorder.steppers for i in stepper.indices)
+
+    @cached_property
+    def moved(self) -> frozenset[int]:
+        """Parameters whose values or versions changed over the run, by whatever means."""
+        names = self.facts.end.moved_since(self.facts.start) | self.facts.end.touched_since(self.facts.start)
+        return frozenset(i for i, entry in enumerate(self.tensors.entries) if entry.name in names)
+
+    @cached_property
+    def trainable(self) -> tuple[int, ...]:
+        """The model's trainable parameters at the end of the run, without the ignored ones."""
+        return tuple(
+            i
+            for i, entry in enumerate(self.tensors.entries)
+            if entry.in_model and entry.tensor.requires_grad and i not in self.ignored
+        )
+
+    @cached_property
+    def overflows(self) -> frozenset[int]:
+        """Steps in which a GradScaler found an overflow: its scale fell."""
+        fell = set()
+        before: float | None = None
+        for record in self.records:
+            scale = record.loss_scale
+            if scale is not None and before is not None and scale < before:
+                fell.add(record.step)
+            if scale is not None and before is None and self.setup.scaler is not None:
+                # the scale exists from the first scale() on: a first step's fall shows against the initial scale
+                initial = getattr(self.setup.scaler, "_init_scale", scale)
+                if scale < initial and not self.facts.resumed:
+                    fell.add(record.step)
+            before = scale if scale is not None else before
+        return frozenset(fell)
+
+    def norm_at(self, event: OptimizerStep, indices: Iterable[int]) -> float:
+        """Return the L2 norm of the gradients of some of a step's parameters."""
+        wanted = set(indices)
+        return total([n for i, n in zip(event.graded, grad_norms(event), strict=True) if i in wanted])
+
+    def shown(self, indices: Iterable[int]) -> str:
+        """Return the names of parameters, grouped by module: ``encoder.* (12 tensors), head.weight``."""
+        return group_names(self.tensors.names(sorted(set(indices))), [entry.name for entry in self.tensors.entries])
+
+    def named(self, indices: Iterable[int]) -> tuple[str, ...]:
+        return tuple(self.tensors.names(sorted(set(indices))))
+
+
+def at(steps: Iterable[int]) -> str:
+    """Return steps as a range in words: ``step 3``, ``steps 0-4, 7``."""
+    return step_ranges(sorted(set(steps)))
+
+
+def telling(steps: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(steps)))
+
+
+def number(value: float) -> str:
+    """Return a figure as messages show it: three significant digits."""
+    return f"{value:.3g}"
+
+
+def several(count: int, noun: str) -> str:
+    """Return ``1 update``, ``3 updates``."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def enough(count: int, of: int) -> bool:
+    """Tell whether something happened often enough, of the times it could, to be how the loop works."""
+    return count > 0 and count * 3 >= of

@@ -1,0 +1,68 @@
+"""What is known of a run beside its records: how things stood at its start and at its end."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from tl_core import TrainingSetup
+
+from ._fingerprints import Fingerprint, StateEntry, named_parameters_and_buffers, state_entries
+from ._recorder import Recorder
+from ._tensors import Tensors, shown_name
+
+
+@dataclass
+class Facts:
+    """The start and the end of a run.
+
+    Attributes:
+        setup: the observed setup, in its final state once the run is over.
+        tensors: the followed parameters.
+        data_form: what ``data`` was taken for; empty where the loop drew its own batches.
+        over: whether the run has ended.
+        find_nonfinite: runs the loop again and names the operation that first made a non-finite value in a step; None
+            where the run cannot be repeated.
+    """
+
+    setup: TrainingSetup
+    recorder: Recorder
+    data_form: str = ""
+    over: bool = False
+    find_nonfinite: Callable[[int], str | None] | None = None
+    start: Fingerprint = field(init=False)
+    end: Fingerprint = field(init=False)
+    state_start: dict[str, StateEntry] = field(init=False)
+    state_end: dict[str, StateEntry] = field(init=False)
+    trainable_start: frozenset[str] = field(init=False)
+    resumed: bool = field(init=False)
+    graphs_alive: int = 0  # earlier steps' graphs still alive when the run ended
+
+    def __post_init__(self) -> None:
+        self.start = self._fingerprint()
+        self.state_start = state_entries(self.setup)
+        self.trainable_start = frozenset(e.name for e in self.tensors.entries if e.tensor.requires_grad)
+        # a loop that is observed from its middle on has optimizers that have stepped already
+        self.resumed = any(bool(optimizer.state) for optimizer in self.setup.optimizers.values())
+
+    @property
+    def tensors(self) -> Tensors:
+        return self.recorder.tensors
+
+    def close(self) -> None:
+        """Read how things stand at the end, without waiting for the device."""
+        self.end = self._fingerprint()
+        self.state_end = state_entries(self.setup)
+        alive = self.recorder.marks.alive_at_end
+        if alive and alive[-1] > 1:
+            gc.collect()  # graphs in reference cycles are not held by anybody: let them go before counting
+            self.graphs_alive = self.recorder.marks.count_alive()
+        self.over = True
+
+    def _fingerprint(self) -> Fingerprint:
+        followed: dict[str, Tensor] = {entry.name: entry.tensor for entry in self.tensors.entries}
+        tensors = {shown_name(name): t for name, t in named_parameters_and_buffers(self.setup.model).items()}
+        return Fingerprint({**tensors, **followed})

@@ -1,0 +1,147 @@
+"""Figures that stay on the device: stacked to one tensor a step, read when somebody looks.
+
+Nothing here waits for the device while a loop runs. On an accelerator, the tensors of ``BLOCK_STEPS`` steps leave
+together in one non-blocking copy to pinned memory; a figure read before that copies its own step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+BLOCK_STEPS = 64
+
+
+class Row:
+    """The figures of one step: float32 (or float64) of shape (num_figures,), on the device until it is read."""
+
+    __slots__ = ("_arrived", "_values")
+
+    def __init__(self) -> None:
+        self._values: Tensor | None = None
+        self._arrived: torch.Event | None = None
+
+    def fill(self, values: Tensor) -> None:
+        self._values = values
+
+    def replace(self, values: Tensor, arrived: torch.Event) -> None:
+        self._values, self._arrived = values, arrived
+
+    def read(self, start: int, stop: int) -> list[float]:
+        if self._values is None:
+            return []
+        if self._arrived is not None:
+            self._arrived.synchronize()
+            self._arrived = None
+        if self._values.device.type != "cpu":
+            self._values = self._values.cpu()
+        return [float(value) for value in self._values[start:stop].tolist()]
+
+
+class Span:
+    """A run of figures in a step's row; ``values()`` is the first place that may wait for the device."""
+
+    __slots__ = ("_row", "start", "stop")
+
+    def __init__(self, row: Row, start: int, stop: int) -> None:
+        self._row, self.start, self.stop = row, start, stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def values(self) -> list[float]:
+        """Return the figures as floats."""
+        return self._row.read(self.start, self.stop)
+
+    def value(self) -> float:
+        """Return the only figure as a float."""
+        return self._row.read(self.start, self.stop)[0]
+
+
+class Figures:
+    """Collects 0-dim tensors during a step and stacks them to one tensor when the step ends."""
+
+    def __init__(self) -> None:
+        self._row = Row()
+        self._pending: list[Tensor] = []
+        self._block: list[tuple[Row, Tensor]] = []
+
+    def add(self, values: Sequence[Tensor]) -> Span:
+        """Take 0-dim real tensors of any device and dtype; their values are read later."""
+        start = len(self._pending)
+        self._pending.extend(values)
+        return Span(self._row, start, len(self._pending))
+
+    def close_row(self) -> None:
+        """Stack what was added since the last call."""
+        if self._pending:
+            values = _stack(self._pending)
+            self._row.fill(values)
+            if values.device.type == "cuda":
+                self._block.append((self._row, values))
+                if len(self._block) >= BLOCK_STEPS:
+                    self.send_block()
+            self._pending = []
+        self._row = Row()
+
+    def send_block(self) -> None:
+        """Start the copy of the waiting rows to the host, without waiting for it."""
+        if not self._block:
+            return
+        together = torch.cat([values for _, values in self._block])
+        host = torch.empty(together.shape, dtype=together.dtype, device="cpu", pin_memory=True)
+        host.copy_(together, non_blocking=True)
+        arrived = torch.Event(device=together.device)
+        arrived.record()
+        offset = 0
+        for row, values in self._block:
+            row.replace(host[offset : offset + len(values)], arrived)
+            offset += len(values)
+        self._block = []
+
+
+def _stack(values: list[Tensor]) -> Tensor:
+    first = values[0]
+    if any(value.device != first.device for value in values):
+        # figures of several devices (a model spread over them) meet on the first one
+        values = [value.to(first.device, non_blocking=True) for value in values]
+    return torch.stack(values)
+
+
+def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the L2 norm of each tensor as a 0-dim tensor on its device, float32 (float64 for double precision).
+
+    Sparse tensors are coalesced first, complex ones seen as pairs of reals. Non-finite elements give a non-finite norm.
+    Call it under ``no_grad``.
+    """
+    plain = [_dense(tensor) for tensor in tensors]
+    dtypes = {tensor.dtype for tensor in plain}
+    if not plain:
+        return []
+    if len(dtypes) == 1 and len({tensor.device for tensor in plain}) == 1:
+        return _norms_alike(plain, dtypes.pop())
+    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for index, tensor in enumerate(plain):
+        groups.setdefault((tensor.dtype, tensor.device), []).append(index)
+    result: list[Tensor] = [plain[0]] * len(plain)
+    for (dtype, _), indices in groups.items():
+        for index, norm in zip(indices, _norms_alike([plain[i] for i in indices], dtype), strict=True):
+            result[index] = norm
+    return result
+
+
+def _norms_alike(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    # float16 and bfloat16 sums overflow or lose their tail, so those are accumulated in float32
+    if dtype in (torch.float32, torch.float64):
+        return list(torch._foreach_norm(tensors, 2))
+    return list(torch._foreach_norm(tensors, 2, dtype=torch.float32))
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    if tensor.layout is not torch.strided:
+        tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj())
+    return tensor

@@ -1,0 +1,142 @@
+"""What moved between the start and the end of a run, told from norms instead of copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tl_core import TrainingSetup
+
+from ._figures import norms
+from ._tensors import is_lazy
+
+
+class Fingerprint:
+    """L2 norms and versions of named tensors, kept on their device until two fingerprints are compared."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        readable = {name: t for name, t in tensors.items() if not is_lazy(t) and t.device.type != "meta" and t.numel()}
+        with torch.no_grad():
+            real = {name: t.detach() for name, t in readable.items()}
+            values = norms([t if t.is_floating_point() or t.is_complex() else t.double() for t in real.values()])
+        self._norms = dict(zip(readable, values, strict=True))
+        self._versions = {name: None if t.is_inference() else t._version for name, t in readable.items()}
+
+    def moved_since(self, earlier: Fingerprint) -> set[str]:
+        """Return the names whose values changed. Waits for the device."""
+        shared = [name for name in self._norms if name in earlier._norms]
+        return {name for name in shared if not _same(float(self._norms[name]), float(earlier._norms[name]))}
+
+    def touched_since(self, earlier: Fingerprint) -> set[str]:
+        """Return the names that an in-place operation wrote to; kernels that keep running statistics do not show."""
+        versions = earlier._versions
+        return {name for name, version in self._versions.items() if name in versions and versions[name] != version}
+
+    def nonfinite(self) -> list[str]:
+        """Return the names whose norm is not finite. Waits for the device."""
+        return [name for name, norm in self._norms.items() if not bool(torch.isfinite(norm))]
+
+    def names(self) -> set[str]:
+        return set(self._norms)
+
+
+def _same(a: float, b: float) -> bool:
+    return a == b or (a != a and b != b)
+
+
+@dataclass
+class StateEntry:
+    """One entry of ``setup.state`` at the start of a run.
+
+    Attributes:
+        copy_of_weights: whether it held a tensor equal to each of the model's parameters.
+        averages: whether something says that it is an average (its class, its name, a decay it keeps).
+        tensors: the fingerprint of what its ``state_dict`` holds.
+        numbers: the plain numbers in it.
+    """
+
+    copy_of_weights: bool
+    averages: bool
+    tensors: Fingerprint
+    numbers: tuple[Any, ...]
+
+
+def state_entries(setup: TrainingSetup) -> dict[str, StateEntry]:
+    """Read the entries of ``setup.state`` that have a ``state_dict``. Compares with the weights, so it may wait."""
+    entries = {}
+    weights = [p.detach() for p in setup.model.parameters() if not is_lazy(p)]
+    for name, value in setup.state.items():
+        read = _read_state(value)
+        if read is None:
+            continue
+        tensors, numbers = read
+        entries[name] = StateEntry(
+            copy_of_weights=_holds_copies(list(tensors.values()), weights),
+            averages=_averages(name, value),
+            tensors=Fingerprint(tensors),
+            numbers=numbers,
+        )
+    return entries
+
+
+def _read_state(value: Any) -> tuple[dict[str, Tensor], tuple[Any, ...]] | None:
+    state_dict = getattr(value, "state_dict", None)
+    if not callable(state_dict):
+        return None
+    try:
+        state = state_dict()
+    except Exception:  # noqa: BLE001  somebody's object that cannot be read yet is not this check's business
+        return None
+    tensors: dict[str, Tensor] = {}
+    numbers: list[Any] = []
+    _flatten("", state, tensors, numbers)
+    return tensors, tuple(numbers)
+
+
+def _flatten(prefix: str, value: Any, tensors: dict[str, Tensor], numbers: list[Any]) -> None:
+    if isinstance(value, Tensor):
+        tensors[prefix] = value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _flatten(f"{prefix}.{key}" if prefix else str(key), item, tensors, numbers)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _flatten(f"{prefix}[{index}]", item, tensors, numbers)
+    elif isinstance(value, (int, float, str)):
+        numbers.append(value)
+
+
+def _holds_copies(tensors: list[Tensor], weights: list[Tensor]) -> bool:
+    if not weights:
+        return False
+    remaining = list(tensors)
+    for weight in weights:
+        for position, tensor in enumerate(remaining):
+            alike = tensor.shape == weight.shape and tensor.dtype == weight.dtype and tensor.device == weight.device
+            if alike and tensor.data_ptr() != weight.data_ptr() and torch.equal(tensor, weight):
+                del remaining[position]
+                break
+        else:
+            return False
+    return True
+
+
+_AVERAGE_WORDS = ("ema", "averag", "avg", "swa", "polyak", "shadow")
+_AVERAGE_SETTINGS = ("decay", "beta", "momentum", "tau", "alpha", "ema_decay", "update_after_step")
+
+
+def _averages(name: str, value: Any) -> bool:
+    words = f"{name} {type(value).__name__}".lower()
+    if any(word in words for word in _AVERAGE_WORDS):
+        return True
+    own = getattr(value, "__dict__", {})
+    return any(isinstance(own.get(setting), float) for setting in _AVERAGE_SETTINGS)
+
+
+def named_parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the model's parameters and buffers by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -1,0 +1,76 @@
+"""Which modules ran, with which modes: seen by global forward hooks, which leave as soon as all is known."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tl_core import TrainingSetup
+
+from ._tensors import Tensors, other_modules
+
+RAN_WITH_GRAD = 1
+RAN_WITHOUT_GRAD = 2
+RAN_IN_TRAINING = 4
+# ran with grad mode off inside of a module that ran with grad mode on
+CUT_INSIDE = 8
+# a compiled or scripted module ran: what happened below it cannot be seen
+OPAQUE = 16
+
+# Steps in which every forward pass is looked at; afterwards only modules not seen yet keep the hooks in place,
+# and only every LATER_EVERY-th step.
+FIRST_STEPS = 4
+
+
+class Forward:
+    """The flags of each followed module, by id."""
+
+    def __init__(self) -> None:
+        self.flags: dict[int, int] = {}
+        self._active: list[tuple[int, bool]] = []
+        self._awaited: set[int] = set()
+        self._steps = 0
+
+    def follow(self, setup: TrainingSetup, tensors: Tensors) -> None:
+        """Follow every module of the setup (the model's and the others')."""
+        roots = [setup.model, *(module for _, module in other_modules(setup))]
+        for root in roots:
+            for module in root.modules():
+                if id(module) not in self.flags:
+                    self.flags[id(module)] = 0
+                    if any(p is not None for p in module._parameters.values()):
+                        self._awaited.add(id(module))
+
+    def begins(self, module: nn.Module) -> None:
+        flags = self.flags.get(id(module))
+        if flags is None:
+            return
+        grad = torch.is_grad_enabled()
+        flags |= RAN_WITH_GRAD if grad else RAN_WITHOUT_GRAD
+        if module.training:
+            flags |= RAN_IN_TRAINING
+        if not grad and self._active and self._active[-1][1]:
+            flags |= CUT_INSIDE
+        self.flags[id(module)] = flags
+        self._awaited.discard(id(module))
+        self._active.append((id(module), grad))
+        if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
+            self._below(module)
+
+    def _below(self, module: nn.Module) -> None:
+        for child in module.modules():
+            self.flags[id(child)] = self.flags.get(id(child), 0) | OPAQUE
+            self._awaited.discard(id(child))
+
+    def ended(self, module: nn.Module) -> None:
+        # a forward pass that raised left its modules on the stack: drop them with the one that did end
+        for depth in range(len(self._active) - 1, -1, -1):
+            if self._active[depth][0] == id(module):
+                del self._active[depth:]
+                return
+
+    def close_step(self) -> bool:
+        """Tell whether the hooks may leave: all modules with parameters have been seen."""
+        self._active.clear()
+        self._steps += 1
+        return self._steps >= FIRST_STEPS and not self._awaited

@@ -1,0 +1,82 @@
+"""From evidence to a report: all rules in order, consequences hidden behind their cause, permissions applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tl_core import Finding, Report
+
+from ._evidence import Evidence, several
+from ._record import StepRecord
+from ._rule_ids import NOTES
+from ._rules import RULES
+from ._table import render
+
+CHECK = "Training run"
+
+# A finding hides what follows from it: the consequence's parameters are not named again, or it has none of its own.
+EXPLAINS = {
+    "loss-not-connected": frozenset(
+        {"no-gradient", "step-without-gradient", "never-ran", "no-update", "never-stepped"}
+    ),
+    "zeroed-before-step": frozenset({"zero-gradient", "step-without-gradient", "no-update", "skipped-update"}),
+    "no-gradient": frozenset({"step-without-gradient", "zero-gradient"}),
+    "other-copy": frozenset({"step-without-gradient", "never-stepped", "no-gradient", "never-ran"}),
+    "replaced-layer": frozenset({"step-without-gradient", "no-gradient", "never-ran"}),
+    "missing-zero-grad": frozenset({"repeated-step", "leaked-gradient", "diverging"}),
+    "stepped-by-two": frozenset({"several-optimizers", "repeated-step"}),
+    "non-finite": frozenset({"diverging", "no-update", "grad-norm-exceeded"}),
+    "grad-norm-exceeded": frozenset({"clip-every-update"}),
+    "lr-zero": frozenset({"no-update", "skipped-update"}),
+    "never-stepped": frozenset({"skipped-update", "scheduler-before-optimizer"}),
+    "scheduler-before-optimizer": frozenset({"torch-warning"}),
+}
+
+
+def judge(run: Evidence, rules: Iterable[Callable[[Evidence], Iterator[Finding]]] = RULES) -> Report:
+    """Apply the rules; what may be meant is a note, unless ``strict`` names its rule."""
+    allow, strict = run.options.allow, run.options.strict
+    found = [finding for rule in rules for finding in rule(run) if finding.rule not in allow]
+    present = {finding.rule for finding in found}
+    hidden = {rule for cause in present for rule in EXPLAINS.get(cause, ())}
+    found = [finding for finding in found if finding.rule not in hidden]
+    findings = tuple(f for f in found if f.rule not in NOTES or f.rule in strict)
+    notes = tuple(f for f in found if f.rule in NOTES and f.rule not in strict) + tuple(_not_judged(run))
+    judged = bool(run.steps or findings or run.overflows)
+    return Report(CHECK, findings, notes, detail=detail(run.records, findings), judged=judged)
+
+
+def detail(records: Sequence[StepRecord], findings: tuple[Finding, ...]) -> str:
+    """Return the table around the findings' telling steps; nothing without findings."""
+    if not findings or not records:
+        return ""
+    return "Telemetry:\n" + render(records, around={step for finding in findings for step in finding.steps[:3]})
+
+
+def _not_judged(run: Evidence) -> Iterator[Finding]:
+    """Say what could not be looked at, and why."""
+    if not run.records:
+        yield Finding("not-judged", "no step was recorded: nothing could be judged", "", "")
+        return
+    if not run.steps and not run.overflows:
+        yield Finding(
+            "not-judged",
+            f"no optimizer stepped in {several(len(run.records), 'step')}: nothing that an update shows could be judged",
+            "",
+            "run at least one whole accumulation cycle",
+        )
+    if not run.backwards and run.steps and run.graded:
+        yield Finding(
+            "not-judged",
+            "no backward pass was seen, but gradients were there (torch.autograd.grad, torch.func, or a backend of its own): "
+            "where gradients come from could not be judged",
+            "",
+            "",
+        )
+    if run.steps and all(event.updates is None for _, event in run.steps):
+        yield Finding(
+            "not-judged",
+            "updates were not tracked (track_updates=False): what the steps changed could not be judged",
+            "",
+            "",
+        )

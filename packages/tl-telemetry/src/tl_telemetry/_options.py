@@ -1,0 +1,43 @@
+"""What a person may say about a run when it is judged."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ._rule_ids import RULES
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The bounds and permissions of one judgement; ``TrainingRun.assert_healthy`` documents them."""
+
+    max_grad_norm: float | None = None
+    min_relative_decrease: float | None = None
+    every: int | None = None
+    max_skipped: int = 0
+    frozen: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    allow: frozenset[str] = field(default_factory=frozenset)
+    strict: frozenset[str] = field(default_factory=frozenset)
+
+
+def rule_ids(given: object, argument: str) -> frozenset[str]:
+    """Check a collection of rule ids.
+
+    Raises:
+        TypeError: it is a plain string, or holds something that is no string.
+        ValueError: there is no such rule; the message lists the nearest ones.
+    """
+    if isinstance(given, (str, bytes)) or not isinstance(given, (list, tuple, set, frozenset)):
+        raise TypeError(f"{argument} must be a list of rule ids, got {given!r}: write [{given!r}]")
+    for rule in given:
+        if not isinstance(rule, str):
+            raise TypeError(f"{argument} must hold rule ids (strings), got {rule!r}")
+        if rule not in RULES:
+            near = difflib.get_close_matches(rule, RULES, n=3) or sorted(RULES)
+            raise ValueError(
+                f"{argument} names the rule {rule!r}, which does not exist; did you mean {', '.join(near)}?"
+            )
+    return frozenset(given)

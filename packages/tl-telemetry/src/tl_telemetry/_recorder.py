@@ -1,0 +1,411 @@
+"""Turns what the taps tell into raw records: events in order, figures that stay on the device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tl_core import TrainingSetup
+
+from . import _taps
+from ._events import Backward, Clip, Event, GradientsCleared, OptimizerStep, Portion, SchedulerStep, Warned
+from ._figures import Figures, Span, norms
+from ._forward import Forward
+from ._gradients import Gradients
+from ._marks import GraphMarks
+from ._record import StepRecord
+from ._schedulers import Schedulers
+from ._sites import calling_site, in_torch, shown_site
+from ._steppers import Stepper, Steppers
+from ._tensors import Tensors, is_lazy
+from ._updates import Updates
+
+
+@dataclass(slots=True)
+class _BackwardBegun:
+    """What was read before a backward pass ran."""
+
+    site: str
+    connected: bool
+    leftover: tuple[int, ...]
+    leftover_norms: Span | None
+    repeats: int | None
+    repeated: tuple[int, ...]
+    repeated_norms: Span | None
+    filled: set[int] = field(default_factory=set)  # by now, seen by optimizers that step inside of the pass
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What an optimizer has to work with."""
+
+    graded: tuple[int, ...]
+    ungraded: tuple[int, ...]
+    frozen: tuple[int, ...]
+    norms: Span
+    lrs: tuple[float | Span, ...]
+    scale: Span | None
+    found_inf: Span | None
+    stage: str | None
+    portions: tuple[Portion, ...]
+    lost: tuple[int, ...]
+
+
+class Recorder:
+    """Watches one setup in one thread. ``attach`` it, open and close steps, ``detach`` it."""
+
+    def __init__(self, setup: TrainingSetup, *, track_updates: bool) -> None:
+        self.setup = setup
+        self.records: list[StepRecord] = []
+        self.tensors = Tensors()
+        self.gradients = Gradients()
+        self.steppers = Steppers(setup, self.tensors)
+        self.schedulers = Schedulers(setup)
+        self.forward = Forward()
+        self.marks = GraphMarks()
+        self.watch_s = 0.0
+        self.close_at_updates = True  # until somebody opens a step
+        self.num_backwards = 0
+        self.became_trainable: dict[int, int] = {}  # index -> step
+        self.built_optimizers: list[tuple[int, Stepper]] = []
+        self._updates = Updates() if track_updates else None
+        self._figures = Figures()
+        self._events: list[Event] = []
+        self._num_examples: int | None = None
+        self._thread = threading.get_ident()
+        self._backward_depth = 0
+        self._stepping: list[Stepper] = []
+        self._walk_needed = True
+        self._begun: _BackwardBegun | None = None
+        self._requires_grad: list[bool] = []
+        self._walk()
+        self._requires_grad = [entry.tensor.requires_grad for entry in self.tensors.entries]
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        self.schedulers.look()
+        self.gradients.accept()
+        _taps.attach(self)
+        _taps.attach_forward(self)
+
+    def detach(self) -> None:
+        _taps.detach(self)
+        _taps.detach_forward(self)
+        self._keep_trailing_events()
+        self._figures.close_row()
+        self._figures.send_block()
+
+    def open_step(self, num_examples: int | None) -> None:
+        self.close_at_updates = False
+        self._num_examples = num_examples
+
+    def last_act(self) -> str:
+        """Say what was observed last in the step that runs."""
+        return self._events[-1].kind.replace("_", " ") if self._events else "the start of the step"
+
+    def close_step(self, losses: dict[str, Tensor | float], main: str | None) -> StepRecord:
+        """End the step: look once more at gradients and schedulers, stack the figures, keep the record."""
+        start = perf_counter()
+        with torch.no_grad():
+            self._look_around()
+            self._recheck_trainable()
+            record = StepRecord(
+                step=len(self.records),
+                num_examples=self._num_examples,
+                events=tuple(self._events),
+                tensors=self.tensors,
+                losses={name: self._loss(value) for name, value in losses.items()},
+                main_loss=main,
+                scale=self._loss_scale(),
+                lrs={name: self.steppers.lrs(name, self._figures) for name in self.setup.optimizers},
+            )
+            self._figures.close_row()
+        self.records.append(record)
+        self._events = []
+        self._num_examples = None
+        self.marks.close_step()
+        if self.forward.close_step():
+            _taps.detach_forward(self)
+        self.watch_s += perf_counter() - start
+        return record
+
+    def _keep_trailing_events(self) -> None:
+        """Give what happened after the last record (a scheduler's step, a ``zero_grad``) to that record."""
+        with torch.no_grad():
+            self._look_around()
+        if self._events and self.records:
+            self.records[-1].events += tuple(self._events)
+        self._events = []
+
+    # -- the taps -----------------------------------------------------------------------------------------------
+
+    def watches_thread(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    def watches_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
+        # an optimizer that steps in a gradient hook on an accelerator runs in one of autograd's threads
+        return self.watches_thread() or self.steppers.knows(optimizer)
+
+    def modules_changed(self) -> None:
+        self._walk_needed = True
+
+    def forward_begins(self, module: torch.nn.Module) -> None:
+        start = perf_counter()
+        self.forward.begins(module)
+        self.watch_s += perf_counter() - start
+
+    def forward_ended(self, module: torch.nn.Module) -> None:
+        self.forward.ended(module)
+
+    def warned(self, message: str, category: type[Warning], filename: str, lineno: int) -> None:
+        self._events.append(Warned(message, category.__name__, shown_site(filename, lineno), in_torch(filename)))
+
+    def backward_begins(self, roots: Sequence[Any], accumulate: bool) -> None:
+        self._backward_depth += 1
+        if self._backward_depth > 1 or not accumulate:
+            return
+        start = perf_counter()
+        with torch.no_grad():
+            self._look_around()
+            self.num_backwards += 1
+            gradients = self.gradients
+            leftover = [
+                i for i, used in enumerate(gradients.used) if used and gradients.sources[i] and self._leftover(i)
+            ]
+            earlier, connected = self.marks.meet(roots, self.num_backwards)
+            repeated = [i for i, source in enumerate(gradients.sources) if earlier in source] if earlier else []
+            self._begun = _BackwardBegun(
+                site=calling_site(),
+                connected=connected,
+                leftover=gradients.shared(leftover),
+                leftover_norms=self._norms(leftover) if leftover else None,
+                repeats=earlier if repeated else None,
+                repeated=gradients.shared(repeated),
+                repeated_norms=self._norms(repeated) if repeated else None,
+            )
+        self.watch_s += perf_counter() - start
+
+    def _leftover(self, index: int) -> bool:
+        source = self.gradients.sources[index]
+        return source[-1] <= self.gradients.used[index] and source[-1] > 0
+
+    def backward_ended(self, completed: bool) -> None:
+        self._backward_depth -= 1
+        begun = self._begun
+        if self._backward_depth or begun is None:
+            return
+        start = perf_counter()
+        self._begun = None
+        filled = self.gradients.fill(self.num_backwards)
+        if begun.filled:  # some were cleared again inside of the pass
+            filled = self.gradients.shared(sorted({*filled, *begun.filled}))
+        self._events.append(
+            Backward(
+                number=self.num_backwards,
+                site=begun.site,
+                filled=filled,
+                connected=begun.connected,
+                leftover=begun.leftover,
+                leftover_norms=begun.leftover_norms,
+                repeats=begun.repeats,
+                repeated=begun.repeated,
+                repeated_norms=begun.repeated_norms,
+                in_step=self._stepping[-1].name if self._stepping else None,
+            )
+        )
+        self.watch_s += perf_counter() - start
+
+    def clip_begins(self, function: str, parameters: Sequence[Tensor], bound: float) -> None:
+        start = perf_counter()
+        with torch.no_grad():
+            self._look_around()
+            gradients = self.gradients
+            known = (self.tensors.index_of.get(id(parameter)) for parameter in parameters)
+            followed = [i for i in known if i is not None]
+            graded = [i for i in followed if gradients.tensors[i].grad is not None]
+            self._events.append(
+                Clip(
+                    function=function,
+                    site=calling_site(),
+                    bound=bound,
+                    given=len(parameters),
+                    followed=gradients.shared(followed),
+                    graded=gradients.shared(graded),
+                    used=gradients.shared(i for i in graded if gradients.sources[i] and self._leftover(i)),
+                    norms=self._norms(graded),
+                    scale=self._scale_at(graded),
+                    in_step=self._stepping[-1].name if self._stepping else None,
+                )
+            )
+        self.watch_s += perf_counter() - start
+
+    def clip_ended(self) -> None:
+        self.gradients.accept()
+
+    def step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+        start = perf_counter()
+        stepper = self.steppers.of(optimizer, self._stepping)
+        self._stepping.append(stepper)
+        if stepper.follow_new(self.gradients):
+            self._walk_needed = True
+        if stepper.is_new:
+            stepper.is_new = False
+            self.built_optimizers.append((len(self.records), stepper))
+        if stepper.records:
+            with torch.no_grad():
+                if self._backward_depth and self._begun is not None:
+                    inside = self.gradients.fill(self.num_backwards, stepper.indices)
+                    self._begun.filled.update(inside)
+                else:
+                    self._look_around()
+                if self._updates is not None:
+                    self._updates.before(self._moving(stepper, closure))
+                if not closure:
+                    stepper.seen = self._see(stepper)
+        self.watch_s += perf_counter() - start
+
+    def step_ended(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+        start = perf_counter()
+        stepper = self._stepping.pop()
+        if stepper.records:
+            with torch.no_grad():
+                seen = self._see(stepper) if closure else stepper.seen
+                if isinstance(seen, _Seen):
+                    self._events.append(self._step_event(stepper, seen, closure))
+                    self.gradients.use(stepper.indices, self.num_backwards)
+                    for i in stepper.indices:
+                        self.gradients.lost[i] = ()
+                self.gradients.accept(stepper.indices)
+            stepper.seen = None
+        self.watch_s += perf_counter() - start
+        if self.close_at_updates and not self._stepping and not self._backward_depth:
+            self.close_step({}, None)
+
+    # -- what is read off ---------------------------------------------------------------------------------------
+
+    def _walk(self) -> None:
+        self._walk_needed = False
+        self.tensors.walk(self.setup)
+        self.steppers.refresh()
+        self.forward.follow(self.setup, self.tensors)
+        new = self.tensors.entries[len(self.gradients.tensors) :]
+        self.gradients.follow(entry.tensor for entry in new)
+
+    def _look_around(self) -> None:
+        """See what happened since the last act: gradients cleared or edited, schedulers stepped."""
+        if self._walk_needed:
+            self._walk()
+        cleared, edited = self.gradients.look()
+        if cleared or edited:
+            self._events.append(GradientsCleared(cleared, edited))
+        for name, count in self.schedulers.look():
+            self._events.append(SchedulerStep(name, count))
+
+    def _recheck_trainable(self) -> None:
+        now = [entry.tensor.requires_grad for entry in self.tensors.entries]
+        if now == self._requires_grad:
+            return
+        for index, (was, is_now) in enumerate(zip(self._requires_grad, now, strict=False)):
+            if is_now and not was:
+                self.became_trainable.setdefault(index, len(self.records))
+        self._requires_grad = now
+
+    def _norms(self, indices: Sequence[int]) -> Span:
+        grads = [grad for i in indices if (grad := self.gradients.tensors[i].grad) is not None]
+        return self._figures.add(norms([grad.detach() if grad.requires_grad else grad for grad in grads]))
+
+    def _see(self, stepper: Stepper) -> _Seen:
+        """Read what the optimizer works with; before its step, or after a closure that made the gradients."""
+        gradients = self.gradients
+        graded, ungraded, frozen = [], [], []
+        for i in stepper.indices:
+            tensor = gradients.tensors[i]
+            if tensor.grad is not None:
+                graded.append(i)
+                if not tensor.requires_grad:
+                    frozen.append(i)
+            elif tensor.requires_grad:
+                ungraded.append(i)
+        return _Seen(
+            graded=gradients.shared(graded),
+            ungraded=gradients.shared(ungraded),
+            frozen=gradients.shared(frozen),
+            norms=self._norms(graded),
+            lrs=stepper.lrs(self._figures),
+            scale=self._copy(getattr(stepper.optimizer, "grad_scale", None)),
+            found_inf=self._copy(getattr(stepper.optimizer, "found_inf", None)),
+            stage=self._scaler_stage(stepper.optimizer),
+            portions=gradients.portions(graded),
+            lost=gradients.shared(i for i in stepper.indices if gradients.lost[i]),
+        )
+
+    def _moving(self, stepper: Stepper, closure: bool) -> list[tuple[int, Tensor]]:
+        tensors = self.gradients.tensors
+        return [
+            (i, tensors[i])
+            for i in stepper.indices
+            if (tensors[i].grad is not None or closure) and not is_lazy(tensors[i])
+        ]
+
+    def _step_event(self, stepper: Stepper, seen: _Seen, closure: bool) -> OptimizerStep:
+        updates = unchanged = None
+        low_precision: tuple[int, ...] = ()
+        if self._updates is not None:
+            moved = self._updates.after(seen.graded, stepper.count)
+            updates = self._figures.add(moved.norms)
+            low_precision = self.gradients.shared(moved.low_precision)
+            unchanged = self._figures.add(moved.unchanged) if moved.unchanged else None
+        stepper.count += 1
+        return OptimizerStep(
+            optimizer=stepper.name,
+            graded=seen.graded,
+            ungraded=seen.ungraded,
+            frozen=seen.frozen,
+            norms=seen.norms,
+            updates=updates,
+            unchanged=unchanged,
+            low_precision=low_precision,
+            lrs=seen.lrs,
+            scale=seen.scale,
+            found_inf=seen.found_inf,
+            scaler_stage=seen.stage,
+            portions=seen.portions,
+            lost=seen.lost,
+            closure=closure,
+            in_backward=self._backward_depth > 0,
+        )
+
+    def _copy(self, value: object) -> Span | None:
+        if not isinstance(value, Tensor):
+            return None
+        return self._figures.add([value.detach().clone().reshape(())])  # the scaler changes it in place later
+
+    def _loss(self, value: Tensor | float) -> Span | float:
+        if not isinstance(value, Tensor):
+            return float(value)
+        return self._figures.add([value.detach().clone().reshape(())])
+
+    def _loss_scale(self) -> Span | None:
+        return self._copy(getattr(self.setup.scaler, "_scale", None))
+
+    def _scaler_stage(self, optimizer: torch.optim.Optimizer) -> str | None:
+        scaler = self.setup.scaler
+        if scaler is None or not scaler.is_enabled():
+            return None
+        state = scaler._per_optimizer_states.get(id(optimizer))
+        return "ready" if state is None else str(state["stage"].name).lower()
+
+    def _scale_at(self, graded: Sequence[int]) -> Span | None:
+        """Return the loss scale if the gradients of these parameters are still scaled."""
+        for optimizer in self.setup.optimizers.values():
+            stage = self._scaler_stage(optimizer)
+            if stage == "ready" and not self.steppers.indices_of(optimizer).isdisjoint(graded):
+                return self._loss_scale()
+        return None

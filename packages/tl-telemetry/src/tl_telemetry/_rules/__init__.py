@@ -1,0 +1,51 @@
+"""The rules: functions from evidence to findings, in the order in which causes come before their consequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tl_core import Finding
+from tl_telemetry._evidence import Evidence
+
+from . import bounds, clipping, coverage, gradients, leaks, schedule, state, steps, updates
+
+Rule = Callable[[Evidence], Iterator[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    coverage.coverage,
+    gradients.loss_not_connected,
+    bounds.non_finite,
+    gradients.zeroed_before_step,
+    leaks.missing_zero_grad,
+    leaks.backward_twice,
+    leaks.leaked_gradient,
+    state.loss_broadcast,
+    gradients.no_gradient,
+    gradients.zero_gradient,
+    steps.step_without_gradient,
+    steps.stepped_by_two,
+    steps.repeated_step,
+    steps.never_stepped,
+    updates.lr_zero,
+    updates.update_rounds_away,
+    updates.no_update,
+    updates.frozen_moved,
+    clipping.clip_after_step,
+    clipping.clip_misses,
+    schedule.scheduler_before_optimizer,
+    state.frozen_buffer_moved,
+    state.ema_never_updated,
+    state.graph_kept_alive,
+    bounds.grad_norm_exceeded,
+    bounds.diverging,
+    steps.skipped_update,
+    bounds.loss_not_decreasing,
+    # notes
+    gradients.never_ran,
+    coverage.several_optimizers,
+    clipping.clip_every_update,
+    schedule.scheduler_never_stepped,
+    schedule.scheduler_too_often,
+    state.static_state,
+    state.torch_warning,
+)

@@ -1,0 +1,80 @@
+"""Rules about which optimizer updates which parameter, judged with what the run showed."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from tl_core import Finding
+from tl_coverage import check_optimizer_coverage
+from tl_telemetry._evidence import Evidence, several
+from tl_telemetry._rule_ids import COVERAGE
+
+# What a run judges by what happens, not by what the optimizers hold.
+JUDGED_BY_STEPS = ("several-optimizers", "foreign-tensor")
+
+
+def coverage(run: Evidence) -> Iterator[Finding]:
+    """See what ``tl_coverage`` finds at the end of the run, with every optimizer that stepped."""
+    report = check_optimizer_coverage(run.setup.model, _optimizers(run), ignore=_ignored_names(run))
+    became = {run.tensors.name(i): step for i, step in run.facts.recorder.became_trainable.items()}
+    for finding in report.findings:
+        if finding.rule in JUDGED_BY_STEPS or finding.rule not in COVERAGE:
+            continue
+        since = sorted({became[name] for name in finding.parameters if name in became})
+        if since:
+            steps = ", ".join(map(str, since))
+            finding = replace(
+                finding, seen=f"{finding.seen} (trainable since step {steps} of this run)", steps=tuple(since)
+            )
+        yield finding
+    foreign = _foreign_without_gradient(run)
+    if foreign and any(
+        finding.rule in ("uncovered-parameter", "other-copy", "replaced-layer") for finding in report.findings
+    ):
+        for finding in report.findings:
+            if finding.rule == "foreign-tensor":
+                yield finding
+
+
+def several_optimizers(run: Evidence) -> Iterator[Finding]:
+    """Note parameters that several optimizers step in turns."""
+    steppers: dict[int, set[str]] = {}
+    for _, event in run.steps:
+        for i in event.graded:
+            steppers.setdefault(i, set()).add(event.optimizer)
+    shared: dict[tuple[str, ...], list[int]] = {}
+    for i, names in steppers.items():
+        if len(names) > 1 and i not in run.ignored:
+            shared.setdefault(tuple(sorted(names)), []).append(i)
+    for names, indices in shared.items():
+        yield Finding(
+            rule="several-optimizers",
+            seen=f"{' and '.join(map(repr, names))} stepped {run.shown(indices)} in turns, each with gradients of its own "
+            f"({several(sum(e.optimizer in names for _, e in run.steps), 'update')})",
+            cause="several optimizers hold these parameters: each keeps momentum and moments that the other's updates ignore",
+            fix="nothing, if the turns are meant; else give each parameter to one optimizer",
+            parameters=run.named(indices),
+            evidence={"optimizers": names},
+        )
+
+
+def _optimizers(run: Evidence) -> dict[str, Any]:
+    optimizers = dict(run.setup.optimizers)
+    held = {id(optimizer) for optimizer in optimizers.values()}
+    for stepper in run.facts.recorder.steppers:
+        # one that steps under a setup optimizer's name is its inner or its replaced optimizer
+        if stepper.count and id(stepper.optimizer) not in held and stepper.name not in optimizers:
+            optimizers[stepper.name] = stepper.optimizer
+    return optimizers
+
+
+def _ignored_names(run: Evidence) -> list[str]:
+    return [glob.escape(run.tensors.name(i)) for i in run.ignored if run.tensors.entries[i].in_model]
+
+
+def _foreign_without_gradient(run: Evidence) -> list[int]:
+    seen = run.filled | run.graded
+    return [i for i in run.held if not run.tensors.entries[i].in_model and i not in seen]

@@ -1,0 +1,157 @@
+"""Rules about gradients that hold more than they should: each is judged when its own optimizer steps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from tl_core import Finding
+from tl_telemetry._events import Backward, OptimizerStep, Portion
+from tl_telemetry._evidence import Evidence, at, enough, number, several, telling
+from tl_telemetry._record import StepRecord, total
+
+
+def missing_zero_grad(run: Evidence) -> Iterator[Finding]:
+    """See gradients that still hold what an earlier update of the same optimizer had used."""
+    for name, steps in run.steps_by_optimizer.items():
+        hit: list[int] = []
+        held: set[int] = set()
+        example: tuple[int, float, float] | None = None
+        for record, event in steps:
+            leftover = _leftover(run, event)
+            if leftover:
+                hit.append(record.step)
+                held.update(leftover)
+                example = (record.step, total(list(leftover.values())), run.norm_at(event, leftover))
+        if example is None or not enough(len(hit), len(steps) - 1):
+            continue
+        step, left, whole = example
+        parameters = [i for _, event in steps for i in event.graded]
+        whose = "the gradients" if held >= set(parameters) else f"the gradients of {run.shown(held)}"
+        yield Finding(
+            rule="missing-zero-grad",
+            seen=f"{whose} that {name!r} stepped with still held those of its earlier updates "
+            f"({len(hit)} of {several(len(steps), 'update')}, {at(hit)}): at step {step} a norm of {number(left)} was left "
+            f"over when backward() added to it, and the sum had a norm of {number(whole)}",
+            cause="nothing cleared the gradients between the optimizer's step() and the next backward(): they keep adding up",
+            fix="call zero_grad() once an update, before backward() or after step(), on every optimizer",
+            steps=telling(hit),
+            parameters=run.named(held),
+            evidence={"updates": len(steps), "with_leftover": len(hit), "leftover_norm": left, "norm": whole},
+        )
+
+
+def backward_twice(run: Evidence) -> Iterator[Finding]:
+    """See updates whose gradient holds the same loss's backward pass twice."""
+    for name, steps in run.steps_by_optimizer.items():
+        hit: list[int] = []
+        held: set[int] = set()
+        sites: set[str] = set()
+        for record, event in steps:
+            for portion in event.portions:
+                for backward in _passes(run, portion):
+                    doubled = _doubled(backward, portion)
+                    if doubled:
+                        hit.append(record.step)
+                        held.update(doubled)
+                        sites.update((run.backwards[backward.repeats or 0][1].site, backward.site))
+        if not hit or not enough(len(set(hit)), len(steps)):
+            continue
+        yield Finding(
+            rule="backward-twice",
+            seen=f"backward() ran twice on the same loss before {name!r} stepped ({', '.join(sorted(sites))}; "
+            f"{len(set(hit))} of {several(len(steps), 'update')}, {at(hit)}): the gradients of {run.shown(held)} hold it twice",
+            cause="a second call (with retain_graph=True in the first), for example in a logging helper: gradients add up",
+            fix="call backward() once a loss; to log gradient norms, read p.grad after the one call",
+            steps=telling(hit),
+            parameters=run.named(held),
+            evidence={"updates": len(steps), "doubled": len(set(hit))},
+        )
+
+
+def leaked_gradient(run: Evidence) -> Iterator[Finding]:
+    """See gradients that another optimizer's loss left behind, and that an update then applied."""
+    for name, steps in run.steps_by_optimizer.items():
+        hit: list[int] = []
+        held: set[int] = set()
+        others: set[str] = set()
+        sites: set[str] = set()
+        for record, event in steps:
+            for portion in event.portions:
+                leak = _leak(run, record, event, portion)
+                if leak is not None:
+                    hit.append(record.step)
+                    held.update(portion.parameters)
+                    others.add(leak[0])
+                    sites.add(leak[1])
+        if not hit or not enough(len(set(hit)), len(steps)):
+            continue
+        other = ", ".join(map(repr, sorted(others)))
+        yield Finding(
+            rule="leaked-gradient",
+            seen=f"{name!r} stepped with gradients that {other}'s loss had left in {run.shown(held)} ({', '.join(sorted(sites))}; "
+            f"{len(set(hit))} of {several(len(steps), 'update')}, {at(hit)}), added to those of its own loss",
+            cause=f"the backward pass for {other} also reaches these parameters, and nothing clears them before {name!r}'s "
+            "own backward pass",
+            fix=f"call {name!r}'s zero_grad() right before its own backward(), or cut the other loss off from these "
+            "parameters (detach its input, or requires_grad_(False) meanwhile)",
+            steps=telling(hit),
+            parameters=run.named(held),
+            evidence={"updates": len(steps), "leaked": len(set(hit)), "from": tuple(sorted(others))},
+        )
+
+
+def _passes(run: Evidence, portion: Portion) -> list[Backward]:
+    """Return the fresh backward passes in a portion's gradients, in order."""
+    return [run.backwards[n][1] for n in portion.source if n > portion.used and n in run.backwards]
+
+
+def _leftover(run: Evidence, event: OptimizerStep) -> dict[int, float]:
+    """Return the parameters whose gradient held used content under fresh one, with the norm of what was left."""
+    left: dict[int, float] = {}
+    for portion in event.portions:
+        fresh = _passes(run, portion)
+        if not portion.stale or not fresh or fresh[0].leftover_norms is None:
+            continue
+        norms = dict(zip(fresh[0].leftover, fresh[0].leftover_norms.values(), strict=True))
+        left.update({i: norms[i] for i in portion.parameters if norms.get(i, 0.0) > 0.0})
+    return left
+
+
+def _doubled(backward: Backward, portion: Portion) -> set[int]:
+    if backward.repeats is None or backward.repeated_norms is None or backward.repeats not in portion.source:
+        return set()
+    norms = dict(zip(backward.repeated, backward.repeated_norms.values(), strict=True))
+    return {i for i in portion.parameters if i in backward.filled and norms.get(i, 0.0) > 0.0}
+
+
+def _leak(run: Evidence, record: StepRecord, event: OptimizerStep, portion: Portion) -> tuple[str, str] | None:
+    """Return (other optimizer, line) when a pass that another optimizer used came before this one's own pass."""
+    passes = _passes(run, portion)
+    for earlier, own in itertools.pairwise(passes):
+        if earlier.site == own.site and earlier.filled == own.filled:
+            continue  # the same loss, accumulated: the other optimizer only steps more often
+        other = _user_between(run, event, earlier, own)
+        if other is None:
+            continue
+        earlier_step = run.backwards[earlier.number][0].step
+        used_by_other = set(other.graded)
+        mine = set(event.graded)
+        # In one step, parts that several losses share may collect all of them (a shared encoder). A loss of another
+        # optimizer leaked when it came in an earlier step, or when this optimizer's own loss is only its own, or runs
+        # through the other's parameters too (a critic's or generator's).
+        own_only = set(own.filled) <= mine
+        through_other = not used_by_other.isdisjoint(own.filled)
+        if earlier_step != record.step or own_only or through_other:
+            return other.optimizer, earlier.site
+    return None
+
+
+def _user_between(run: Evidence, event: OptimizerStep, earlier: Backward, own: Backward) -> OptimizerStep | None:
+    """Return another optimizer's step, over other parameters, that used ``earlier`` before ``own`` ran."""
+    for _, step in run.steps_between(earlier.number, own.number):
+        if step.optimizer == event.optimizer or not set(step.graded).isdisjoint(event.graded):
+            continue
+        if any(earlier.number in portion.source and portion.used < earlier.number for portion in step.portions):
+            return step
+    return None

@@ -1,0 +1,186 @@
+"""Rules about state beside the weights: buffers, averages, graphs, and torch's own warnings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from torch import nn
+
+from tl_core import Finding
+from tl_telemetry._evidence import Evidence, at, several, telling
+from tl_telemetry._forward import RAN_IN_TRAINING, RAN_WITH_GRAD, RAN_WITHOUT_GRAD
+from tl_telemetry._tensors import shown_name
+
+BROADCAST = re.compile(r"Using a target size \((.+?)\) that is different to the input size \((.+?)\)")
+
+
+def frozen_buffer_moved(run: Evidence) -> Iterator[Finding]:
+    """See buffers that the forward pass moves in a module whose parameters are all frozen (BatchNorm)."""
+    facts = run.facts
+    moved = facts.end.moved_since(facts.start)
+    touched_parameters = {run.tensors.name(i) for i in run.moved}
+    found: dict[str, str] = {}
+    for module_name, module in run.setup.model.named_modules():
+        if not module._buffers or not facts.recorder.forward.flags.get(id(module), 0) & RAN_IN_TRAINING:
+            continue
+        frozen = _frozen_around(run.setup.model, module_name, module)
+        if frozen is None or any(name in touched_parameters or name in facts.trainable_start for name in frozen):
+            continue
+        prefix = shown_name(module_name)
+        for own in module._buffers:
+            name = f"{prefix}.{own}" if prefix else own
+            if name in moved:
+                found[name] = type(module).__name__
+    if not found:
+        return
+    kinds = sorted(set(found.values()))
+    yield Finding(
+        rule="frozen-buffer-moved",
+        seen=f"{_listed(list(found))} moved during the run, in {' and '.join(kinds)} modules whose parameters are all frozen",
+        cause="the frozen part runs in training mode: requires_grad_(False) does not stop running statistics from drifting",
+        fix="put the frozen part in eval mode (module.eval()), again after each model.train()",
+        parameters=tuple(found),
+        evidence={"buffers": len(found)},
+    )
+
+
+def _frozen_around(model: nn.Module, name: str, module: nn.Module) -> list[str] | None:
+    """Return the names of the frozen parameters that a buffer belongs to; None if some are trainable or there are none.
+
+    A module without parameters (BatchNorm with affine=False) belongs to the nearest one around it that has some.
+    """
+    parts = name.split(".") if name else []
+    while True:
+        around = model.get_submodule(".".join(parts))
+        parameters = dict(module.named_parameters(recurse=False)) or dict(around.named_parameters())
+        if parameters:
+            prefix = shown_name(".".join(parts))
+            if any(p.requires_grad for p in parameters.values()):
+                return None
+            return [f"{prefix}.{shown_name(own)}" if prefix else shown_name(own) for own in parameters]
+        if not parts:
+            return None
+        parts.pop()
+
+
+def ema_never_updated(run: Evidence) -> Iterator[Finding]:
+    """See averages of the weights that start as a copy of them and never change."""
+    for name in _static(run):
+        entry = run.facts.state_start[name]
+        if not (entry.copy_of_weights and entry.averages):
+            continue
+        updates = len(run.steps)
+        yield Finding(
+            rule="ema-never-updated",
+            seen=f"setup.state[{name!r}] ({type(run.setup.state[name]).__name__}) started as a copy of the weights and never "
+            f"changed in {several(updates, 'update')}; no forward pass used it",
+            cause="its update is never called: the average stays at the initial weights",
+            fix="call its update after each optimizer.step()",
+            evidence={"updates": updates},
+        )
+
+
+def static_state(run: Evidence) -> Iterator[Finding]:
+    """Note other entries of ``setup.state`` that never change."""
+    for name in _static(run):
+        entry = run.facts.state_start[name]
+        if entry.copy_of_weights and entry.averages:
+            continue
+        yield Finding(
+            rule="static-state",
+            seen=f"setup.state[{name!r}] ({type(run.setup.state[name]).__name__}) never changed in "
+            f"{several(len(run.steps), 'update')}, and no forward pass used it",
+            cause="it is constant or changes later (a best score, a reference copy), or its update is never called",
+            fix="nothing, if it is meant to stay",
+            evidence={"updates": len(run.steps)},
+        )
+
+
+def _static(run: Evidence) -> list[str]:
+    """Return the entries of ``setup.state`` that were the same at the end, and that no forward pass used."""
+    facts = run.facts
+    if len(run.steps) < 2:
+        return []
+    names = []
+    for name, before in facts.state_start.items():
+        after = facts.state_end.get(name)
+        value = run.setup.state.get(name)
+        if (
+            after is None
+            or value is None
+            or before.numbers != after.numbers
+            or before.tensors.names() != after.tensors.names()
+        ):
+            continue
+        if not before.tensors.names() and not before.numbers:
+            continue
+        if after.tensors.moved_since(before.tensors) or after.tensors.touched_since(before.tensors):
+            continue
+        flags = facts.recorder.forward.flags
+        modules = value.modules() if isinstance(value, nn.Module) else ()
+        if any(flags.get(id(module), 0) & (RAN_WITH_GRAD | RAN_WITHOUT_GRAD) for module in modules):
+            continue
+        names.append(name)
+    return names
+
+
+def graph_kept_alive(run: Evidence) -> Iterator[Finding]:
+    """See autograd graphs that stay alive from step to step."""
+    count, marked = run.facts.graphs_alive, len(run.facts.recorder.marks.alive_at_end)
+    followed = min(marked, run.facts.recorder.marks.num_followed)
+    if count < 4 or count < 0.7 * (followed - 1):
+        return
+    yield Finding(
+        rule="graph-kept-alive",
+        seen=f"the autograd graphs of {count} of the first {followed} steps were still alive when the run ended",
+        cause="something keeps tensors with their history from step to step (`total += loss`, `losses.append(loss)`): memory "
+        "grows with every step",
+        fix="keep loss.detach() (or loss.item() where waiting for the device is fine)",
+        evidence={"alive": count, "followed": followed},
+    )
+
+
+def loss_broadcast(run: Evidence) -> Iterator[Finding]:
+    """See losses of which torch warned that input and target have different shapes."""
+    hits = [(record, event, m) for record, event in run.warnings if (m := BROADCAST.search(event.message))]
+    if not hits:
+        return
+    record, event, match = hits[0]
+    yield Finding(
+        rule="loss-broadcast",
+        seen=f"the loss at {event.site} compares an input of size {_size(match[2])} with a target of size {_size(match[1])}: "
+        f"they are broadcast, and every prediction is compared with every target ({at([record.step])}; torch warns once)",
+        cause="one of them has a dimension of 1 that the other lacks",
+        fix="give both the same shape: target.unsqueeze(1), or prediction.squeeze(1)",
+        steps=telling([record.step]),
+        evidence={"input_size": _size(match[2]), "target_size": _size(match[1])},
+    )
+
+
+def torch_warning(run: Evidence) -> Iterator[Finding]:
+    """Note warnings that torch raised during the run."""
+    seen: dict[str, tuple[str, str, list[int]]] = {}
+    for record, event in run.warnings:
+        if BROADCAST.search(event.message) or not (event.from_torch or "lr_scheduler" in event.message):
+            continue
+        seen.setdefault(event.message, (event.category, event.site, []))[2].append(record.step)
+    for message, (category, site, steps) in seen.items():
+        yield Finding(
+            rule="torch-warning",
+            seen=f"torch warned at {site} ({at(steps)}): {category}: {message.strip()}",
+            cause="",
+            fix="",
+            steps=telling(steps),
+        )
+
+
+def _size(text: str) -> str:
+    """Return a shape as torch prints it (``torch.Size([16, 1])``) without its wrapping: ``(16, 1)``."""
+    numbers = re.findall(r"\d+", text)
+    return f"({', '.join(numbers)})" if len(numbers) != 1 else f"({numbers[0]},)"
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:6])
+    return shown + (f" and {len(names) - 6} more" if len(names) > 6 else "")

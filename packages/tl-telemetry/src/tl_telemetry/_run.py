@@ -1,0 +1,369 @@
+"""The run: its records, what they say, and the assertions on them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tl_core import Finding, Report, TrainingSetup, split_losses
+
+from . import _lr
+from ._evidence import Evidence
+from ._export import rows
+from ._facts import Facts
+from ._judge import CHECK, detail, judge
+from ._options import Options, rule_ids
+from ._record import StepRecord
+from ._rules import bounds, steps, updates
+from ._table import render
+
+
+class CurrentStep:
+    """The step that runs: give it the loss (``s.loss = loss``), a scalar tensor, a float or a dict of named ones."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._losses: dict[str, torch.Tensor | float] = {}
+        self._main_loss: str | None = None
+
+    @property
+    def loss(self) -> torch.Tensor | float | None:
+        """The main loss; None before it is set."""
+        return None if self._main_loss is None else self._losses[self._main_loss]
+
+    @loss.setter
+    def loss(self, value: Any) -> None:
+        self._losses, self._main_loss = split_losses(value, self.index)
+
+
+class TrainingRun:
+    """What was observed of a loop, and the assertions on it; each returns the run, so that they chain.
+
+    The first look at a figure waits for the device; recording did not.
+
+    Attributes:
+        setup: the setup, in its final state.
+        records: one ``StepRecord`` a step.
+    """
+
+    def __init__(self, facts: Facts, *, allow: Iterable[str] = ()) -> None:
+        self.facts = facts
+        self._allow = rule_ids(allow, "allow")
+        self._judged: tuple[int, Report] | None = None
+
+    @property
+    def setup(self) -> TrainingSetup:
+        """The observed setup."""
+        return self.facts.setup
+
+    @property
+    def records(self) -> list[StepRecord]:
+        """One record a step, in order."""
+        return self.facts.recorder.records
+
+    @contextmanager
+    def step(self, batch: Any = None) -> Iterator[CurrentStep]:
+        """Make one record of what happens inside.
+
+        Args:
+            batch: the step's batch, for the record's ``num_examples``; it is only looked at.
+        """
+        current = CurrentStep(len(self.records))
+        self.facts.recorder.open_step(_num_examples(batch))
+        try:
+            yield current
+        finally:
+            self.facts.recorder.close_step(current._losses, current._main_loss)
+
+    # -- what was seen ------------------------------------------------------------------------------------------
+
+    @property
+    def losses(self) -> list[float]:
+        """The main loss of each step that returned one."""
+        return [record.loss for record in self.records if record.loss is not None]
+
+    @property
+    def initial(self) -> float:
+        """The first step's main loss (NaN without one)."""
+        return next(iter(self.losses), math.nan)
+
+    @property
+    def final(self) -> float:
+        """The last step's main loss (NaN without one)."""
+        return next(iter(self.losses[-1:]), math.nan)
+
+    @property
+    def watch_time_s(self) -> float:
+        """Host time in seconds that watching took, over all steps so far."""
+        return self.facts.recorder.watch_s
+
+    def table(self, around: Sequence[int] | None = None) -> str:
+        """Return the steps as a table; a long run is folded around ``around``, its ends and its extremes."""
+        return render(self.records, around)
+
+    def summary(self) -> str:
+        """Return the run in a few lines: steps, losses, updates, what watching cost, and what was decided about data."""
+        count = len(self.records)
+        updates = ", ".join(f"{name} {self._num_updates(name)}" for name in self.setup.optimizers)
+        lines = [f"{count} steps, loss {self.initial:.4g} to {self.final:.4g}, updates: {updates or 'none'}"]
+        if self.facts.data_form:
+            lines.append(f"data: {self.facts.data_form}")
+        if count:
+            lines.append(f"watching took {1e3 * self.watch_time_s / count:.2f} ms a step on the host")
+        return "\n".join(lines)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one flat dict a step, ready for ``pandas.DataFrame``."""
+        return rows(self.records)
+
+    def to_jsonl(self, path: str | Path) -> None:
+        """Write the rows as JSON Lines, with the per-parameter figures under ``parameters``; NaN and Inf as strings."""
+        with open(path, "w", encoding="utf-8") as file:
+            for row in rows(self.records, parameters=True):
+                file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    def _num_updates(self, name: str) -> int:
+        return sum(record.optimizer_steps.get(name, 0) for record in self.records)
+
+    # -- the verdict --------------------------------------------------------------------------------------------
+
+    def check(
+        self,
+        *,
+        max_grad_norm: float | None = None,
+        min_relative_decrease: float | None = None,
+        every: int | None = None,
+        max_skipped: int = 0,
+        frozen: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+        allow: Iterable[str] = (),
+        strict: Iterable[str] = (),
+    ) -> Report:
+        """Judge the run by all rules and return the report; the arguments are those of ``assert_healthy``."""
+        options = Options(
+            max_grad_norm=_positive(max_grad_norm, "max_grad_norm"),
+            min_relative_decrease=_number(min_relative_decrease, "min_relative_decrease"),
+            every=_count(every, "every", least=1),
+            max_skipped=_count(max_skipped, "max_skipped", least=0) or 0,
+            frozen=_patterns(frozen, "frozen"),
+            ignore=_patterns(ignore, "ignore"),
+            allow=self._allow | rule_ids(allow, "allow"),
+            strict=rule_ids(strict, "strict"),
+        )
+        return judge(Evidence(self.facts, options))
+
+    @property
+    def report(self) -> Report:
+        """The verdict without any option."""
+        if self._judged is None or self._judged[0] != len(self.records) or not self.facts.over:
+            self._judged = (len(self.records), self.check())
+        return self._judged[1]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the rules found, without any option."""
+        return self.report.findings
+
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        """What is worth knowing and may be meant."""
+        return self.report.notes
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run was judged and nothing was found."""
+        return self.report.ok
+
+    def assert_healthy(
+        self,
+        max_grad_norm: float | None = None,
+        min_relative_decrease: float | None = None,
+        *,
+        every: int | None = None,
+        max_skipped: int = 0,
+        frozen: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+        allow: Iterable[str] = (),
+        strict: Iterable[str] = (),
+    ) -> TrainingRun:
+        """Demand that no rule finds anything.
+
+        Args:
+            max_grad_norm: bound on each optimizer's total L2 gradient norm, before clipping. None: no bound.
+            min_relative_decrease: by how much the mean loss of the last quarter of the steps must lie below the first
+                quarter's, relative to it (0.1 is 10 %). None: the loss is no judge.
+            every: an update is due in every ``every``-th step. None recognises accumulation by itself.
+            max_skipped: how many due updates may be missing.
+            frozen: patterns (fnmatch) of parameters and buffers that must not change.
+            ignore: patterns of parameters that are left out.
+            allow: ids of rules that may be broken.
+            strict: ids of rules whose notes count as findings.
+
+        Raises:
+            CheckFailed: there are findings.
+            NotJudged: nothing could be judged.
+            TypeError, ValueError: an argument is not what is allowed, or a pattern matches nothing.
+        """
+        self.check(
+            max_grad_norm=max_grad_norm,
+            min_relative_decrease=min_relative_decrease,
+            every=every,
+            max_skipped=max_skipped,
+            frozen=frozen,
+            ignore=ignore,
+            allow=allow,
+            strict=strict,
+        ).require()
+        return self
+
+    def assert_finite(self) -> TrainingRun:
+        """Demand finite losses, applied gradients and final parameters."""
+        return self._require(Options(), bounds.non_finite)
+
+    def assert_no_skipped_updates(self, every: int | None = None, max_skipped: int = 0) -> TrainingRun:
+        """Demand an update in every ``every``-th step, and that updates change parameters.
+
+        Args:
+            every: an update is due in every ``every``-th step; ``1`` demands one in each. None recognises accumulation
+                by itself, and lets a GradScaler skip up to half of the updates while it adapts.
+            max_skipped: how many due updates may be missing.
+        """
+        options = Options(
+            every=_count(every, "every", least=1), max_skipped=_count(max_skipped, "max_skipped", least=0) or 0
+        )
+        return self._require(
+            options,
+            steps.skipped_update,
+            steps.never_stepped,
+            steps.step_without_gradient,
+            updates.no_update,
+            updates.lr_zero,
+        )
+
+    def assert_grad_norm_below(self, max_norm: float) -> TrainingRun:
+        """Demand that each optimizer's total L2 gradient norm, before clipping, stays at or below ``max_norm``."""
+        if max_norm is None:
+            raise TypeError("max_norm must be a positive number, got None")
+        return self._require(Options(max_grad_norm=_positive(max_norm, "max_norm")), bounds.grad_norm_exceeded)
+
+    def assert_loss_decreases(self, min_relative_decrease: float = 0.1) -> TrainingRun:
+        """Demand that the mean loss of the last quarter of the steps lies this much below the first quarter's."""
+        wanted = _number(min_relative_decrease, "min_relative_decrease")
+        if wanted is None:
+            raise TypeError("min_relative_decrease must be a number, got None")
+        if len(self.losses) < 2:
+            raise ValueError(
+                f"assert_loss_decreases needs at least 2 steps with a loss, the run has {len(self.losses)}"
+            )
+        return self._require(Options(min_relative_decrease=wanted), bounds.loss_not_decreasing)
+
+    def assert_lr(
+        self,
+        expected: Callable[[int], float] | Sequence[float],
+        optimizer: str | None = None,
+        group: int = 0,
+        *,
+        rtol: float = 1e-6,
+    ) -> TrainingRun:
+        """Demand the learning rates that a schedule should give, as used by the steps.
+
+        Args:
+            expected: a function from the step index to the rate, or a list as long as the run.
+            optimizer: the optimizer's name; needed when the setup has several.
+            group: the parameter group.
+            rtol: relative tolerance.
+
+        Raises:
+            CheckFailed: a rate differs; the message says which shift, factor or unit would explain it.
+        """
+        finding = _lr.compare(Evidence(self.facts, Options()), expected, optimizer, group, rtol)
+        found = () if finding is None or finding.rule in self._allow else (finding,)
+        return self._finish(found)
+
+    def assert_num_updates(self, expected: int | dict[str, int]) -> TrainingRun:
+        """Demand how often optimizers stepped in the whole run.
+
+        Args:
+            expected: the number for every optimizer of the setup, or numbers by optimizer name.
+        """
+        if isinstance(expected, bool) or not isinstance(expected, (int, dict)):
+            raise TypeError(f"expected must be an int or a dict of ints by optimizer name, got {expected!r}")
+        wanted = expected if isinstance(expected, dict) else dict.fromkeys(self.setup.optimizers, expected)
+        unknown = sorted(set(wanted) - set(self.setup.optimizers))
+        if unknown:
+            raise ValueError(f"expected names {unknown}, the setup's optimizers are {list(self.setup.optimizers)}")
+        counts = {name: self._num_updates(name) for name in wanted}
+        wrong = {name: count for name, count in counts.items() if count != wanted[name]}
+        if not wrong:
+            return self
+        seen = ", ".join(f"{name!r} stepped {count} times, {wanted[name]} expected" for name, count in wrong.items())
+        return self._finish(
+            (
+                Finding(
+                    rule="update-count",
+                    seen=f"{seen} (in {len(self.records)} steps)",
+                    cause="undecided: accumulation over another number of micro-batches than expected, a last group that is "
+                    "dropped or added, or updates that a GradScaler skipped",
+                    fix="compare with tl_telemetry.num_updates(...) for this data set, batch size and accumulation",
+                    evidence={"counts": counts, "expected": dict(wanted)},
+                ),
+            )
+        )
+
+    def _require(self, options: Options, *rules: Callable[[Evidence], Iterator[Finding]]) -> TrainingRun:
+        evidence = Evidence(self.facts, options)
+        return self._finish(tuple(f for rule in rules for f in rule(evidence) if f.rule not in self._allow))
+
+    def _finish(self, findings: tuple[Finding, ...]) -> TrainingRun:
+        if not self.records:
+            nothing = Finding("not-judged", "no step was recorded: nothing could be judged", "", "")
+            Report(CHECK, notes=(nothing,), judged=False).require()
+        Report(CHECK, findings, detail=detail(self.records, findings)).require()
+        return self
+
+
+def _num_examples(batch: Any) -> int | None:
+    """Return the first dimension of the first tensor in a batch."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.dim() else None
+    values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
+    return next((n for value in values if (n := _num_examples(value)) is not None), None)
+
+
+def _positive(value: float | None, argument: str) -> float | None:
+    number = _number(value, argument)
+    if number is not None and not number > 0:
+        raise ValueError(f"{argument} must be positive, got {value!r}")
+    return number
+
+
+def _number(value: float | None, argument: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{argument} must be a number or None, got {value!r}")
+    if math.isnan(value):
+        raise ValueError(f"{argument} must not be NaN")
+    return float(value)
+
+
+def _count(value: int | None, argument: str, *, least: int) -> int | None:
+    if value is None and argument == "every":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{argument} must be an int, got {value!r}")
+    if value < least:
+        raise ValueError(f"{argument} must be at least {least}, got {value}")
+    return value
+
+
+def _patterns(value: Sequence[str], argument: str) -> tuple[str, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise TypeError(f"{argument} must be a list of patterns, got {value!r}: write [{value!r}]")
+    return tuple(value)

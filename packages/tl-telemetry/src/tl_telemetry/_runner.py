@@ -1,0 +1,101 @@
+"""A short run of a loop, from a fresh seeded setup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tl_core import Batches, TrainingSetup, build_setup, preserve_rng, seed_everything, standard_step
+
+from ._observe import observe
+from ._replay import first_nonfinite
+from ._run import TrainingRun
+from ._sites import cut_own_frames
+
+Step = Callable[[TrainingSetup, Any], Any]
+
+
+def run_training(
+    make_setup: Callable[..., Any],
+    data: Any,
+    step: Step | None = None,
+    *,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    steps: int = 20,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    track_updates: bool = True,
+) -> TrainingRun:
+    """Train a few steps from a fresh setup and record what happens.
+
+    Nothing is judged yet: ``run.assert_healthy()`` does that, ``print(run.table())`` shows what happened. All random
+    number generators are seeded for the run and put back afterwards.
+
+    Args:
+        make_setup: ``make_setup()`` or ``make_setup(device)``; returns a fresh ``TrainingSetup`` or a
+            ``(model, optimizer[, scheduler[, scaler[, state]]])`` tuple.
+        data: one batch, a list of batches (cycled), an iterable such as a DataLoader, or a function from the step
+            index to a batch.
+        step: ``step(setup, batch)``, the training step; returns a scalar loss or a dict of named ones.
+        loss_fn: ``loss_fn(model, batch)`` instead of ``step``; ``standard_step`` does the rest.
+        steps: how many steps to run.
+        device: where the model and the batches are put.
+        seed: seeds python, numpy and torch before ``make_setup`` is called.
+        track_updates: measure how far each step moves the parameters; costs one copy of the parameters.
+
+    Returns:
+        The run.
+
+    Raises:
+        TypeError, ValueError: an argument is not what is allowed, or ``step`` returned something that is no loss.
+            Exceptions from the given code pass through, with a note of the step and phase they came from.
+    """
+    train_step = _choose_step(step, loss_fn)
+    batches = Batches(data, steps, device=device)
+    with preserve_rng():
+        seed_everything(seed)
+        setup = build_setup(make_setup, device)
+        with observe(setup, track_updates=track_updates) as run:
+            run.facts.data_form = batches.form
+            if not isinstance(data, Iterator):  # what a one-shot iterator gave is gone
+                run.facts.find_nonfinite = lambda until: first_nonfinite(
+                    make_setup, data, train_step, until=until, device=device, seed=seed
+                )
+            _train(run, batches, train_step, steps)
+    return run
+
+
+def _choose_step(step: Step | None, loss_fn: Callable[[Any, Any], Any] | None) -> Step:
+    if (step is None) == (loss_fn is None):
+        got = "neither" if step is None else "both"
+        raise TypeError(
+            f"pass either step or loss_fn, got {got}: step(setup, batch) trains, loss_fn(model, batch) only computes the loss"
+        )
+    given, name = (step, "step") if step is not None else (loss_fn, "loss_fn")
+    if not callable(given):
+        raise TypeError(f"{name} must be a function, got {type(given).__name__}")
+    return step if step is not None else standard_step(loss_fn)  # type: ignore[arg-type]
+
+
+def _train(run: TrainingRun, batches: Batches, train_step: Step, steps: int) -> None:
+    for index in range(steps):
+        run.setup.step_index = index
+        batch = batches.batch(index)
+        with run.step(batch) as current:
+            try:
+                result = train_step(run.setup, batch)
+            except BaseException as error:
+                cut_own_frames(error.__traceback__)
+                _note(
+                    error,
+                    f"raised in step {index} of the training run, after {run.facts.recorder.last_act()}; data was taken as {batches.form}",
+                )
+                raise
+            current.loss = result
+
+
+def _note(error: BaseException, text: str) -> None:
+    if hasattr(error, "add_note"):  # Python 3.11 and later
+        error.add_note(text)

@@ -1,0 +1,48 @@
+"""Sees schedulers step by polling what they count, so that no scheduler needs a patch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tl_core import TrainingSetup
+
+
+class Schedulers:
+    """The counters of the setup's schedulers, as last seen."""
+
+    def __init__(self, setup: TrainingSetup) -> None:
+        self._setup = setup
+        self._seen: dict[str, tuple[int, tuple[Any, ...]]] = {}
+
+    def look(self) -> list[tuple[str, int]]:
+        """Return (name, how often it stepped) for each scheduler that stepped since the last look."""
+        moved = []
+        for name, scheduler in self._setup.schedulers.items():
+            state = _counters(scheduler)
+            before = self._seen.get(name)
+            self._seen[name] = (id(scheduler), state)
+            # a scheduler that was replaced or is new has not stepped
+            if before is None or before[0] != id(scheduler) or before[1] == state:
+                continue
+            moved.append((name, _count(before[1], state)))
+        return moved
+
+
+def _counters(scheduler: Any) -> tuple[Any, ...]:
+    """Return what moves when the scheduler steps; the first entry is a count of its steps, or None."""
+    own = vars(scheduler)
+    parts = own.get("_schedulers")  # ChainedScheduler has no counter of its own
+    count = own.get("last_epoch")
+    if count is None and parts:
+        count = getattr(parts[0], "last_epoch", None)
+    if count is not None:
+        # CosineAnnealingWarmRestarts moves only T_cur when it steps by fractions of an epoch
+        return (count, own.get("T_cur"))
+    # somebody's own class: any number it keeps may be its counter
+    return (None, *((k, v) for k, v in own.items() if isinstance(v, (int, float)) and not isinstance(v, bool)))
+
+
+def _count(before: tuple[Any, ...], now: tuple[Any, ...]) -> int:
+    if isinstance(before[0], int) and isinstance(now[0], int):
+        return max(1, now[0] - before[0])
+    return 1

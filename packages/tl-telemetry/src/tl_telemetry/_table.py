@@ -1,0 +1,151 @@
+"""The telemetry table: one row a step, long runs folded around what matters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from ._record import StepRecord, total
+
+# Runs up to this long are shown whole.
+WHOLE = 12
+# Rows around a telling step, at the start and at the end.
+CONTEXT = 1
+ENDS = 2
+# With more optimizers than this, a column sums over all of them.
+MAX_OPTIMIZER_COLUMNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its title, a step's cell, and the figure by which folded rows give a range (None: no range)."""
+
+    title: str
+    cell: Callable[[StepRecord], str]
+    value: Callable[[StepRecord], float | None] | None = None
+
+
+def render(records: Sequence[StepRecord], around: Collection[int] | None = None) -> str:
+    """Return the table as text.
+
+    Args:
+        records: the run's records.
+        around: telling steps; a long run is folded around them, its ends and its extremes. None tells nothing.
+    """
+    columns = [column for column in _columns(records) if any(column.cell(record) != "-" for record in records)]
+    rows = [[column.title for column in columns]]
+    for block in _folded(records, around):
+        if len(block) == 1:
+            rows.append([column.cell(block[0]) for column in columns])
+        else:
+            rows.append([_range(column, block) for column in columns])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    return "\n".join(
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _columns(records: Sequence[StepRecord]) -> list[Column]:
+    columns = [Column("step", lambda r: str(r.step))]
+    losses = list(dict.fromkeys(name for record in records for name in record.losses))
+    for name in losses:
+        columns.append(_figure(name, lambda r, name=name: r.losses.get(name)))  # type: ignore[misc]
+    names = list(dict.fromkeys(name for record in records for name in record.optimizer_steps))
+    groups = (
+        [(name, [name]) for name in names] if len(names) <= MAX_OPTIMIZER_COLUMNS else [(f"all {len(names)}", names)]
+    )
+    for label, members in groups:
+        suffix = f" {label}" if len(names) > 1 else ""
+        columns += _optimizer_columns(suffix, members)
+    columns.append(_figure("scale", lambda r: r.loss_scale))
+    return columns
+
+
+def _optimizer_columns(suffix: str, names: list[str]) -> list[Column]:
+    def over(figures: dict[str, float]) -> float | None:
+        present = [figures[name] for name in names if name in figures]
+        return total(present) if present else None
+
+    def norm_cell(record: StepRecord) -> str:
+        before, after = over(record.grad_norm_before_clip), over(record.grad_norm)
+        if before is None or after is None:
+            return "-"
+        # a clip below its bound multiplies by 1 (up to rounding)
+        same = before == after or math.isclose(before, after, rel_tol=1e-4)
+        return _shown(after) if same else f"{_shown(before)} → {_shown(after)}"
+
+    def lr_cell(record: StepRecord) -> str:
+        rates = dict.fromkeys(lr for name in names for lr in record.lrs.get(name, ()))
+        shown = [f"{lr:.4g}" for lr in rates]
+        return ",".join(shown[:4]) + (",..." if len(shown) > 4 else "") if shown else "-"
+
+    def steps_cell(record: StepRecord) -> str:
+        return str(sum(record.optimizer_steps.get(name, 0) for name in names))
+
+    return [
+        Column(f"grad norm{suffix}", norm_cell, lambda r: over(r.grad_norm_before_clip)),
+        _figure(f"update{suffix}", lambda r: over(r.update_norm)),
+        Column(f"lr{suffix}", lr_cell, lambda r: max((lr for n in names for lr in r.lrs.get(n, ())), default=None)),
+        Column(f"opt steps{suffix}", steps_cell),
+    ]
+
+
+def _figure(title: str, value: Callable[[StepRecord], float | None]) -> Column:
+    def cell(record: StepRecord) -> str:
+        figure = value(record)
+        return "-" if figure is None else _shown(figure)
+
+    return Column(title, cell, value)
+
+
+def _shown(figure: float) -> str:
+    return f"{figure:.4g}"
+
+
+def _range(column: Column, block: Sequence[StepRecord]) -> str:
+    if column.title == "step":
+        return f"{block[0].step}-{block[-1].step}"
+    if column.value is None:
+        cells = {column.cell(record) for record in block}
+        return cells.pop() if len(cells) == 1 else "..."
+    figures = [figure for record in block if (figure := column.value(record)) is not None]
+    if not figures:
+        return "-"
+    low, high = _shown(min(figures)), _shown(max(figures))
+    return low if low == high else f"{low} .. {high}"
+
+
+def _folded(records: Sequence[StepRecord], around: Collection[int] | None) -> list[list[StepRecord]]:
+    """Return the rows: single records, and runs of records that are shown as one."""
+    if len(records) <= WHOLE:
+        return [[record] for record in records]
+    last = len(records) - 1
+    shown = {*range(ENDS), *range(last - ENDS + 1, last + 1), *_extremes(records)}
+    positions = {record.step: position for position, record in enumerate(records)}
+    for step in around or ():
+        if step in positions:
+            shown.update(range(max(0, positions[step] - CONTEXT), min(last, positions[step] + CONTEXT) + 1))
+    blocks: list[list[StepRecord]] = []
+    hidden: list[StepRecord] = []
+    for position, record in enumerate(records):
+        if position not in shown:
+            hidden.append(record)
+            continue
+        if hidden:
+            blocks.append(hidden)
+            hidden = []
+        blocks.append([record])
+    return blocks
+
+
+def _extremes(records: Sequence[StepRecord]) -> set[int]:
+    """Return the positions of the largest loss and gradient norm: they are shown even where a run is folded."""
+    extremes = set()
+    losses = [(-math.inf if r.loss is None or math.isnan(r.loss) else r.loss) for r in records]
+    norms = [max(r.grad_norm_before_clip.values(), default=-math.inf) for r in records]
+    for figures in (losses, norms):
+        best = max(figures)
+        if math.isfinite(best):
+            extremes.add(figures.index(best))
+    return extremes

@@ -1,0 +1,100 @@
+"""The tensors that a run follows: which they are, how they are named, and in which module they live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tl_core import TrainingSetup, parameter_names
+
+
+@dataclass(slots=True)
+class Tracked:
+    """One followed parameter.
+
+    Attributes:
+        tensor: the parameter itself.
+        name: its name in the model, or where it lives otherwise (``criterion.log_var``, ``optimizer group 0 [3]``).
+        owner: the module that holds it, or None for a bare tensor.
+        in_model: whether the model holds it now.
+    """
+
+    tensor: Tensor
+    name: str
+    owner: nn.Module | None
+    in_model: bool
+
+
+class Tensors:
+    """Every parameter of the model, of the setup's other modules and of the optimizers, with stable indices."""
+
+    def __init__(self) -> None:
+        self.entries: list[Tracked] = []
+        self.index_of: dict[int, int] = {}
+        self.module_names: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def name(self, index: int) -> str:
+        return self.entries[index].name
+
+    def names(self, indices: Any) -> list[str]:
+        return [self.entries[i].name for i in indices]
+
+    def model_names(self) -> list[str]:
+        return [entry.name for entry in self.entries if entry.in_model]
+
+    def walk(self, setup: TrainingSetup) -> None:
+        """Read the modules again: parameters may have been added, replaced or tied since the last walk."""
+        for entry in self.entries:
+            entry.in_model = False
+        owners = {
+            id(p): module for module in setup.model.modules() for p in module._parameters.values() if p is not None
+        }
+        for name, parameter in parameter_names(setup.model).items():
+            index = self.add(parameter, name, owners.get(id(parameter)))
+            entry = self.entries[index]
+            entry.name, entry.owner, entry.in_model = name, owners.get(id(parameter)), True
+        self.module_names = {id(module): shown_name(name) for name, module in setup.model.named_modules()}
+        for label, module in other_modules(setup):
+            for name, child in module.named_modules():
+                self.module_names.setdefault(id(child), f"{label}.{name}" if name else label)
+                for own, parameter in child._parameters.items():
+                    if parameter is not None:
+                        self.add(parameter, ".".join(part for part in (label, name, own) if part), child)
+
+    def add(self, tensor: Tensor, name: str, owner: nn.Module | None = None) -> int:
+        """Return the tensor's index, following it from now on if it is new."""
+        index = self.index_of.get(id(tensor))
+        if index is None:
+            index = self.index_of[id(tensor)] = len(self.entries)
+            self.entries.append(Tracked(tensor, name, owner, in_model=False))
+        return index
+
+
+def other_modules(setup: TrainingSetup) -> list[tuple[str, nn.Module]]:
+    """Return the setup's modules beside the model, with their names: entries of ``state`` and extra attributes."""
+    own = set(map(id, setup.model.modules()))
+    found = {**vars(setup), **setup.state}
+    return [
+        (name, module)
+        for name, module in found.items()
+        if isinstance(module, nn.Module) and id(module) not in own and not name.startswith("_")
+    ]
+
+
+def is_lazy(tensor: Tensor) -> bool:
+    """Tell whether a parameter has no shape yet (a lazy module before its first forward pass)."""
+    return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+
+
+_WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+
+
+def shown_name(name: str) -> str:
+    """Return a module's or buffer's name without the components that wrappers insert."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
