@@ -89,7 +89,7 @@ def _source(data: Any, steps: int) -> tuple[str, Callable[[int], Any]]:
 def _refuse(data: Any) -> None:
     kind = type(data).__name__
     if data is None or isinstance(data, (str, bytes, bool, int, float, complex, nn.Module, type)):
-        shown = "None" if data is None else f"a {kind}" if not isinstance(data, type) else f"the class {data.__name__}"
+        shown = "None" if data is None else _a(kind) if not isinstance(data, type) else f"the class {data.__name__}"
         raise TypeError(f"{ALLOWED}; got {shown}")
     if _is_dataset(data):
         raise TypeError(
@@ -101,7 +101,7 @@ def _refuse(data: Any) -> None:
     if _is_one_batch(data) or hasattr(data, "__iter__"):
         return
     if not callable(data):
-        raise TypeError(f"{ALLOWED}; got a {kind}")
+        raise TypeError(f"{ALLOWED}; got {_a(kind)}")
     if inspect.isgeneratorfunction(data):
         raise TypeError(f"data is the generator function {_name(data)}: pass what it returns, {_name(data)}()")
     try:
@@ -119,7 +119,7 @@ def _is_dataset(data: Any) -> bool:
     # Datasets that do not derive from torch's: Hugging Face's have columns; a plain class has items but no iteration.
     if hasattr(data, "column_names") and hasattr(data, "__iter__"):
         return True
-    return hasattr(data, "__getitem__") and not hasattr(data, "__iter__") and not isinstance(data, torch.Tensor)
+    return hasattr(data, "__getitem__") and not hasattr(data, "__iter__") and not callable(getattr(data, "to", None))
 
 
 def _is_one_batch(data: Any) -> bool:

@@ -137,10 +137,10 @@ def _move_object(old: Any, device: torch.device) -> Any:
 
 
 def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
-    index: int | None = device.index  # torch annotates it as int
-    if index is None and device.type != "cpu":
-        device = torch.device(device.type, torch.accelerator.current_device_index())
-    return tensor.device == device
+    if tensor.device.type != device.type:
+        return False
+    # "cuda" means the current device: a tensor made there says which one that is.
+    return tensor.device == device or tensor.device == torch.empty(0, device=device).device
 
 
 def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:

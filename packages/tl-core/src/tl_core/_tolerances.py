@@ -53,9 +53,8 @@ class Tolerances:
             base = self._everywhere[name] = _replace(self._everywhere[name], plain, repr(name))
             for device, nested in own.items():
                 if device not in plain:
-                    self._by_device[name, _device_type(device, name)] = _replace(
-                        base, nested, f"{name!r} on {device!r}"
-                    )
+                    key = name, _device_type(device, name, "rtol, atol or a device type")
+                    self._by_device[key] = _replace(base, nested, f"{name!r} on {device!r}")
 
     def get(
         self,
@@ -77,7 +76,7 @@ class Tolerances:
             ValueError: An unknown name or device, or a number that is not finite and >= 0.
         """
         self._check_name(name)
-        found = self._by_device.get((name, _device_type(device, name)), self._everywhere[name])
+        found = self._by_device.get((name, _device_type(device, name, "a device")), self._everywhere[name])
         given = {key: value for key, value in (("rtol", rtol), ("atol", atol)) if value is not None}
         return _replace(found, given, repr(name))
 
@@ -87,11 +86,11 @@ class Tolerances:
             raise ValueError(f"there is no tolerance named {name!r}; the names are {', '.join(DEFAULTS)}")
 
 
-def _device_type(device: str | torch.device, name: str) -> str:
+def _device_type(device: str | torch.device, name: str, allowed: str) -> str:
     try:
         return torch.device(device).type
     except (RuntimeError, TypeError):
-        raise ValueError(f"tolerance {name!r}: {device!r} is neither rtol, atol nor a device type") from None
+        raise ValueError(f"tolerance {name!r}: {device!r} is not {allowed}") from None
 
 
 def _replace(base: Tolerance, values: object, what: str) -> Tolerance:
@@ -101,7 +100,7 @@ def _replace(base: Tolerance, values: object, what: str) -> Tolerance:
         raise TypeError(f"tolerance {what} must be a Tolerance or a dict, got {type(values).__name__}")
     for key, value in values.items():
         if key not in Tolerance._fields:
-            raise ValueError(f"tolerance {what}: {key!r} is neither rtol nor atol")
+            raise ValueError(f"tolerance {what}: {key!r} is not rtol or atol")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"tolerance {what}: {key} must be a number, got {type(value).__name__} {value!r}")
         if not (math.isfinite(value) and value >= 0):
