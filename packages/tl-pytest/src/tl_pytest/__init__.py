@@ -35,17 +35,26 @@ if TYPE_CHECKING:
     )
     from tl_pytest._runner import TrainingRunner
     from tl_telemetry import (
+        FINDINGS,
+        NOTES,
+        ParameterFigures,
+        StepRecord,
         TrainingRun,
+        num_updates,
         observe,
         run_training,
     )
 
 __all__ = [
+    "FINDINGS",
+    "NOTES",
     "Batches",
     "CheckFailed",
     "Finding",
     "NotJudged",
+    "ParameterFigures",
     "Report",
+    "StepRecord",
     "Tolerance",
     "Tolerances",
     "TrainingRun",
@@ -57,6 +66,7 @@ __all__ = [
     "group_names",
     "match_names",
     "move_to_device",
+    "num_updates",
     "observe",
     "parameter_names",
     "preserve_rng",
