@@ -144,7 +144,11 @@ class Evidence:
 
     def shown(self, indices: Iterable[int]) -> str:
         """Return the names of parameters, grouped by module: ``encoder.* (12 tensors), head.weight``."""
-        return group_names(self.tensors.names(sorted(set(indices))), [entry.name for entry in self.tensors.entries])
+        chosen = set(indices)
+        everything = {i for i, entry in enumerate(self.tensors.entries) if entry.in_model}
+        if len(chosen) > 1 and chosen == everything:
+            return f"all {len(chosen)} parameters"
+        return group_names(self.tensors.names(sorted(chosen)), [entry.name for entry in self.tensors.entries])
 
     def named(self, indices: Iterable[int]) -> tuple[str, ...]:
         return tuple(self.tensors.names(sorted(set(indices))))

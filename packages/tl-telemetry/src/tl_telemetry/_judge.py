@@ -26,6 +26,7 @@ EXPLAINS = {
     "missing-zero-grad": frozenset({"repeated-step", "leaked-gradient", "diverging"}),
     "stepped-by-two": frozenset({"several-optimizers", "repeated-step"}),
     "non-finite": frozenset({"diverging", "no-update", "grad-norm-exceeded"}),
+    "frozen-moved": frozenset({"frozen-buffer-moved"}),
     "grad-norm-exceeded": frozenset({"clip-every-update"}),
     "lr-zero": frozenset({"no-update", "skipped-update"}),
     "never-stepped": frozenset({"skipped-update", "scheduler-before-optimizer"}),

@@ -72,7 +72,7 @@ def _optimizer_columns(suffix: str, names: list[str]) -> list[Column]:
         if before is None or after is None:
             return "-"
         # a clip below its bound multiplies by 1 (up to rounding)
-        same = before == after or math.isclose(before, after, rel_tol=1e-4)
+        same = before == after or math.isnan(after) or math.isclose(before, after, rel_tol=1e-4)
         return _shown(after) if same else f"{_shown(before)} → {_shown(after)}"
 
     def lr_cell(record: StepRecord) -> str:
@@ -133,7 +133,8 @@ def _folded(records: Sequence[StepRecord], around: Collection[int] | None) -> li
             hidden.append(record)
             continue
         if hidden:
-            blocks.append(hidden)
+            # one or two rows are not worth a fold
+            blocks += [hidden] if len(hidden) > 2 else [[record] for record in hidden]
             hidden = []
         blocks.append([record])
     return blocks
