@@ -97,16 +97,30 @@ def test_misuse_shows_the_persons_line(run_tests, loop):
 
 
 def test_an_exception_of_the_persons_code_keeps_its_place(run_tests, loop):
-    """An exception raised in the person's step ends at the line that raised it."""
+    """An exception raised in the person's step shows the test's line and the one that raised, nothing between."""
     source = (
         loop.replace("loss.backward()", "raise RuntimeError('out of luck')")
         + "\ndef test_it(training_runner):\n    training_runner.run(make_setup, make_batch(), train_step)\n"
     )
     lines = failure(run_tests(source))
-    marked = [line for line in lines if line.startswith(">")]
-    assert marked[0] == ">       training_runner.run(make_setup, make_batch(), train_step)"
-    assert marked[-1] == ">       raise RuntimeError('out of luck')"
+    assert [line for line in lines if line.startswith(">")] == [
+        ">       training_runner.run(make_setup, make_batch(), train_step)",
+        ">       raise RuntimeError('out of luck')",
+    ]
     assert "E       RuntimeError: out of luck" in lines
+    assert not [line for line in lines if "tl_telemetry/" in line or "tl_pytest/" in line]
+
+
+def test_an_error_of_torch_in_the_persons_code_keeps_torchs_frames(run_tests, loop):
+    """What torch raises in the person's step is shown down to torch, without the checks above it."""
+    source = (
+        loop.replace("loss.backward()", "loss.sum(7)")
+        + "\ndef test_it(training_runner):\n    training_runner.run(make_setup, make_batch(), train_step)\n"
+    )
+    lines = failure(run_tests(source))
+    assert ">       loss.sum(7)" in lines
+    assert any(line.startswith("E       IndexError: Dimension out of range") for line in lines)
+    assert not [line for line in lines if "tl_telemetry/" in line or "tl_pytest/" in line]
 
 
 def test_a_defect_of_the_checks_keeps_its_frames(run_tests, loop):

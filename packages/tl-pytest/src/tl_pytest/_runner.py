@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -16,6 +17,7 @@ from tl_core import CheckFailed, NotJudged, Report, TrainingSetup
 from tl_telemetry import TrainingRun
 
 _OWN = frozenset({"tl_core", "tl_coverage", "tl_telemetry", "tl_pytest"})
+_LIBRARIES = sys.stdlib_module_names | {"numpy", "rich", "torch"}  # what the checks call for purposes of their own
 
 
 class TrainingRunner:
@@ -155,8 +157,9 @@ def find_device(name: str, source: str) -> torch.device:
 def without_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> TracebackType:
     """Cut the frames of the checks from a traceback, so that it ends at the person's line.
 
-    A verdict is cut, and an error about an argument (a ValueError or TypeError that a check itself raises). Any other
-    exception keeps its frames: it may come from a defect of the checks, and then they are what helps.
+    A verdict is cut, an error about an argument (a ValueError or TypeError that a check itself raises), and what the
+    person's code raised when a check called it. Any other exception keeps its frames: it may come from a defect of the
+    checks, and then they are what helps.
 
     Args:
         excinfo: The exception of a test or fixture.
@@ -169,9 +172,14 @@ def without_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> Tracebac
     while link is not None:
         chain.append(link)
         link = link.tb_next
+    own = [number for number, link in enumerate(chain) if _is_own(link)]
+    if not own:
+        return excinfo.tb
     if not isinstance(excinfo.value, (CheckFailed, NotJudged)):
-        misuse = isinstance(excinfo.value, (ValueError, TypeError)) and _is_own(chain[-1])
-        if not misuse:
+        below = chain[own[-1] + 1 :]  # what the innermost of the checks' functions called
+        misuse = isinstance(excinfo.value, (ValueError, TypeError)) and not below
+        persons = bool(below) and _module(below[0]).partition(".")[0] not in _LIBRARIES
+        if not misuse and not persons:
             return excinfo.tb
     short: TracebackType | None = None
     for link in reversed(chain):
