@@ -6,7 +6,7 @@ Parameters are given as indices into the run's ``Tensors``; figures as ``Span``s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Union
+from typing import ClassVar, TypeAlias
 
 from ._figures import Span
 
@@ -121,4 +121,4 @@ class Warned:
     from_torch: bool
 
 
-Event = Union[Backward, Clip, OptimizerStep, SchedulerStep, GradientsCleared, Warned]
+Event: TypeAlias = Backward | Clip | OptimizerStep | SchedulerStep | GradientsCleared | Warned

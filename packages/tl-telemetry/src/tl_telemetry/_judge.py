@@ -62,15 +62,15 @@ def _not_judged(run: Evidence) -> Iterator[Finding]:
     if not run.steps and not run.overflows:
         yield Finding(
             "not-judged",
-            f"no optimizer stepped in {several(len(run.records), 'step')}: nothing that an update shows could be judged",
+            f"no optimizer stepped in {several(len(run.records), 'step')}: what an update shows could not be judged",
             "",
             "run at least one whole accumulation cycle",
         )
     if not run.backwards and run.steps and run.graded:
         yield Finding(
             "not-judged",
-            "no backward pass was seen, but gradients were there (torch.autograd.grad, torch.func, or a backend of its own): "
-            "where gradients come from could not be judged",
+            "no backward pass was seen, but gradients were there (torch.autograd.grad, torch.func, or a backend of its "
+            "own): where gradients come from could not be judged",
             "",
             "",
         )

@@ -140,7 +140,7 @@ class StepRecord:
 
     @cached_property
     def parameters(self) -> dict[str, ParameterFigures]:
-        """What each parameter went through, by name: those that an optimizer of this step holds or a backward reached."""
+        """What each parameter went through, by name: those that a backward pass reached or an optimizer stepped."""
         figures: dict[str, ParameterFigures] = {}
         for event in self.events:
             if isinstance(event, Backward):

@@ -37,6 +37,7 @@ def first_nonfinite(
         ``"SqrtBackward0 (the backward of train.py:31)"``; None when the repeated run did not show one.
     """
     batches = Batches(data, until + 1, device=device)
+    watch = _FirstNonFinite()
     with preserve_rng():
         seed_everything(seed)
         setup = build_setup(make_setup, device)
@@ -47,14 +48,14 @@ def first_nonfinite(
                 step(setup, batch)
                 continue
             # records the forward line of each node, without anomaly mode's own check
-            with torch.autograd.set_detect_anomaly(True, check_nan=False), _FirstNonFinite() as watch:
+            with torch.autograd.set_detect_anomaly(True, check_nan=False), watch:
                 step(setup, batch)
     return watch.found
 
 
-class _FirstNonFinite(TorchDispatchMode):
+class _FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # (as above)
         self.found: str | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -82,7 +83,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _describe(func: Any) -> str:
-    node = torch._C._current_autograd_node()
+    node: Any = torch._C._current_autograd_node()
     if node is None:
         return f"{func._schema.name.split('::')[-1].rstrip('_')} at {calling_site()}"
     lines = "".join(node.metadata.get("traceback_", []))
@@ -91,4 +92,4 @@ def _describe(func: Any) -> str:
         for filename, lineno in re.findall(r'File "(.+?)", line (\d+)', lines)
         if not in_torch(filename) and "tl_telemetry" not in filename
     ]
-    return node.name() + (f" (the backward of {sites[-1]})" if sites else "")
+    return f"{node.name()} (the backward of {sites[-1]})" if sites else f"{node.name()} in the backward pass"

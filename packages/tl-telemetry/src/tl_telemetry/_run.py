@@ -108,7 +108,7 @@ class TrainingRun:
         return render(self.records, around)
 
     def summary(self) -> str:
-        """Return the run in a few lines: steps, losses, updates, what watching cost, and what was decided about data."""
+        """Return the run in a few lines: steps, losses, updates, what data was taken for, what watching cost."""
         count = len(self.records)
         updates = ", ".join(f"{name} {self._num_updates(name)}" for name in self.setup.optimizers)
         lines = [f"{count} steps, loss {self.initial:.4g} to {self.final:.4g}, updates: {updates or 'none'}"]
@@ -308,8 +308,8 @@ class TrainingRun:
                 Finding(
                     rule="update-count",
                     seen=f"{seen} (in {len(self.records)} steps)",
-                    cause="undecided: accumulation over another number of micro-batches than expected, a last group that is "
-                    "dropped or added, or updates that a GradScaler skipped",
+                    cause="undecided: accumulation over another number of micro-batches than expected, a last group that "
+                    "is dropped or added, or updates that a GradScaler skipped",
                     fix="compare with tl_telemetry.num_updates(...) for this data set, batch size and accumulation",
                     evidence={"counts": counts, "expected": dict(wanted)},
                 ),

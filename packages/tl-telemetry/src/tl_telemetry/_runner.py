@@ -71,7 +71,8 @@ def _choose_step(step: Step | None, loss_fn: Callable[[Any, Any], Any] | None) -
     if (step is None) == (loss_fn is None):
         got = "neither" if step is None else "both"
         raise TypeError(
-            f"pass either step or loss_fn, got {got}: step(setup, batch) trains, loss_fn(model, batch) only computes the loss"
+            f"pass either step or loss_fn, got {got}: step(setup, batch) trains, loss_fn(model, batch) only computes the "
+            "loss"
         )
     given, name = (step, "step") if step is not None else (loss_fn, "loss_fn")
     if not callable(given):
@@ -88,10 +89,8 @@ def _train(run: TrainingRun, batches: Batches, train_step: Step, steps: int) -> 
                 result = train_step(run.setup, batch)
             except BaseException as error:
                 cut_own_frames(error.__traceback__)
-                _note(
-                    error,
-                    f"raised in step {index} of the training run, after {run.facts.recorder.last_act()}; data was taken as {batches.form}",
-                )
+                act = run.facts.recorder.last_act()
+                _note(error, f"raised in step {index} of the training run, after {act}; data was taken as {batches.form}")
                 raise
             current.loss = result
 

@@ -95,7 +95,8 @@ def detach_forward(watcher: Watcher) -> None:
 def _install() -> ExitStack:
     stack = ExitStack()
     # A compiled optimizer step breaks its graph at these two hooks, so that they run, and run outside of the graph.
-    before, after = (torch.compiler.disable(hook) for hook in (_before_step, _after_step))
+    disable: Any = torch.compiler.disable  # untyped in torch
+    before, after = disable(_before_step), disable(_after_step)
     for handle in (
         torch_optimizer.register_optimizer_step_pre_hook(before),
         torch_optimizer.register_optimizer_step_post_hook(after),

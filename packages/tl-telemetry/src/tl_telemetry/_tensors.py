@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tl_core import TrainingSetup, parameter_names
 
@@ -89,7 +89,7 @@ def other_modules(setup: TrainingSetup) -> list[tuple[str, nn.Module]]:
 
 def is_lazy(tensor: Tensor) -> bool:
     """Tell whether a parameter has no shape yet (a lazy module before its first forward pass)."""
-    return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+    return isinstance(tensor, (UninitializedParameter, UninitializedBuffer))
 
 
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}

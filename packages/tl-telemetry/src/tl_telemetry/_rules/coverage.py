@@ -49,15 +49,15 @@ def several_optimizers(run: Evidence) -> Iterator[Finding]:
     for i, names in steppers.items():
         if len(names) > 1 and i not in run.ignored:
             shared.setdefault(tuple(sorted(names)), []).append(i)
-    for names, indices in shared.items():
+    for optimizers, indices in shared.items():
         yield Finding(
             rule="several-optimizers",
-            seen=f"{' and '.join(map(repr, names))} stepped {run.shown(indices)} in turns, each with gradients of its own "
-            f"({several(sum(e.optimizer in names for _, e in run.steps), 'update')})",
+            seen=f"{' and '.join(map(repr, optimizers))} stepped {run.shown(indices)} in turns, each with gradients of its own "
+            f"({several(sum(e.optimizer in optimizers for _, e in run.steps), 'update')})",
             cause="several optimizers hold these parameters: each keeps momentum and moments that the other's updates ignore",
             fix="nothing, if the turns are meant; else give each parameter to one optimizer",
             parameters=run.named(indices),
-            evidence={"optimizers": names},
+            evidence={"optimizers": optimizers},
         )
 
 
