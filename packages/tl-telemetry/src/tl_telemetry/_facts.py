@@ -43,7 +43,7 @@ class Facts:
 
     def __post_init__(self) -> None:
         self.start = self._fingerprint()
-        self.state_start = state_entries(self.setup)
+        self.state_start = state_entries(self.setup, compare=True)
         self.trainable_start = frozenset(e.name for e in self.tensors.entries if e.tensor.requires_grad)
         # a loop that is observed from its middle on has optimizers that have stepped already
         self.resumed = any(bool(optimizer.state) for optimizer in self.setup.optimizers.values())
@@ -55,7 +55,7 @@ class Facts:
     def close(self) -> None:
         """Read how things stand at the end, without waiting for the device."""
         self.end = self._fingerprint()
-        self.state_end = state_entries(self.setup)
+        self.state_end = state_entries(self.setup, compare=False)
         alive = self.recorder.marks.alive_at_end
         if alive and alive[-1] > 1:
             gc.collect()  # graphs in reference cycles are not held by anybody: let them go before counting

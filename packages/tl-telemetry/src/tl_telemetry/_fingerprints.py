@@ -65,8 +65,11 @@ class StateEntry:
     numbers: tuple[Any, ...]
 
 
-def state_entries(setup: TrainingSetup) -> dict[str, StateEntry]:
-    """Read the entries of ``setup.state`` that have a ``state_dict``. Compares with the weights, so it may wait."""
+def state_entries(setup: TrainingSetup, *, compare: bool) -> dict[str, StateEntry]:
+    """Read the entries of ``setup.state`` that have a ``state_dict``.
+
+    ``compare`` looks for copies of the weights in them, which waits for the device: only before a run.
+    """
     entries = {}
     weights = [p.detach() for p in setup.model.parameters() if not is_lazy(p)]
     for name, value in setup.state.items():
@@ -75,7 +78,7 @@ def state_entries(setup: TrainingSetup) -> dict[str, StateEntry]:
             continue
         tensors, numbers = read
         entries[name] = StateEntry(
-            copy_of_weights=_holds_copies(list(tensors.values()), weights),
+            copy_of_weights=compare and _holds_copies(list(tensors.values()), weights),
             averages=_averages(name, value),
             tensors=Fingerprint(tensors),
             numbers=numbers,

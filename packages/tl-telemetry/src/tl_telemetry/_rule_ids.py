@@ -47,6 +47,7 @@ FINDINGS = (
 
 # Worth knowing and perhaps meant: never a failure unless ``strict`` names them.
 NOTES = (
+    "frozen-parameter",
     "never-ran",
     "several-optimizers",
     "clip-every-update",

@@ -42,6 +42,7 @@ RULES: tuple[Rule, ...] = (
     bounds.loss_not_decreasing,
     # notes
     gradients.never_ran,
+    coverage.frozen_parameter,
     coverage.several_optimizers,
     clipping.clip_every_update,
     schedule.scheduler_never_stepped,

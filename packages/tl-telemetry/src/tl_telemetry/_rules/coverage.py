@@ -39,6 +39,12 @@ def coverage(run: Evidence) -> Iterator[Finding]:
                 yield finding
 
 
+def frozen_parameter(run: Evidence) -> Iterator[Finding]:
+    """Note modules whose ``requires_grad`` was set as a plain attribute, which unfreezes nothing."""
+    report = check_optimizer_coverage(run.setup.model, _optimizers(run), ignore=_ignored_names(run))
+    yield from (note for note in report.notes if note.rule == "frozen-parameter")
+
+
 def several_optimizers(run: Evidence) -> Iterator[Finding]:
     """Note parameters that several optimizers step in turns."""
     steppers: dict[int, set[str]] = {}
