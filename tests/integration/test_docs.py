@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+import tl_core
+
 TOP = Path(__file__).parents[2]
 PAGES = [*TOP.glob("README.md"), *sorted(TOP.glob("packages/*/README.md")), *sorted(TOP.glob("docs/**/*.md"))]
 _FENCE = re.compile(r"^( *)```(\w*)$")
@@ -94,7 +96,6 @@ def run_page(page: Path, fixture: Callable[[str], object]) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(TOP).as_posix())
 def test_pages_run_and_print_what_they_promise(page, request, tmp_path, monkeypatch):
     """The Python blocks of the page run and print what stands under them."""
-    tl_core = pytest.importorskip("tl_core")
     monkeypatch.chdir(tmp_path)
     with tl_core.preserve_rng():
         run_page(page, request.getfixturevalue)
