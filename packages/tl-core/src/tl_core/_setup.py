@@ -15,6 +15,7 @@ class TrainingSetup:
     """Hold what a training step uses.
 
     Example:
+        >>> import torch
         >>> model = torch.nn.Linear(4, 1)
         >>> setup = TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.1))
         >>> setup

@@ -27,6 +27,7 @@ class Tolerances:
     """Look up tolerances by the name of a check, with overrides from a project's configuration or a call.
 
     Example:
+        >>> from tl_core import Tolerances
         >>> tolerances = Tolerances({"training_resume": {"rtol": 1e-4, "cuda": {"rtol": 1e-3}}})
         >>> tolerances.get("training_resume")
         Tolerance(rtol=0.0001, atol=1e-06)

@@ -29,6 +29,7 @@ def check_optimizer_coverage(
     """Compare a model's parameters with what its optimizers hold. Nothing is run and nothing is changed.
 
     Example:
+        >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
         >>> print(check_optimizer_coverage(model, torch.optim.SGD(model.parameters(), lr=0.1)))
         Optimizer coverage: passed

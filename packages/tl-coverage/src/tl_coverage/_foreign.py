@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tl_core import Finding
-from tl_coverage._inventory import Entry, Inventory, count, shape_of, shapes_text, verb
+from tl_coverage._inventory import Entry, Inventory, as_code, count, shape_of, shapes_text, verb
 
 COPY_SHARE = 0.8  # the share of the missing parameters' shapes that another copy has
 HALF_PRECISION = (torch.float16, torch.bfloat16)
@@ -63,12 +63,12 @@ def foreign_rules(inventory: Inventory, explained: Explained) -> list[Finding]:
 
 def _foreign_finding(inventory: Inventory, explained: Explained, optimizer: str, entries: list[Entry]) -> Finding:
     names = [entry.name for entry in entries if entry.name is not None]
-    called = f" named {', '.join(names)}" if names else ""
+    called = f"named {', '.join(names)}; " if names else ""
     missing = explained.open_names(inventory)
     seen = (
         f"{inventory.label(optimizer)} holds {count(len(entries), 'tensor')} that "
-        f"{verb(len(entries), 'is no parameter', 'are no parameters')} of the model{called} "
-        f"({shapes_text(entry.tensor for entry in entries)})"
+        f"{verb(len(entries), 'is no parameter', 'are no parameters')} of the model "
+        f"({called}{shapes_text(entry.tensor for entry in entries)})"
     )
     if missing:
         seen += f", while {inventory.group(missing)} {verb(len(missing), 'is', 'are')} in no optimizer"
@@ -235,7 +235,6 @@ def _replaced_layers(inventory: Inventory, explained: Explained) -> None:
         if not old:
             continue
         explained.claim(names, old)
-        what = f"model.{prefix}" if prefix else "the parameter"
         new_shapes = [inventory.missing[name] for name in names]
         shapes = shapes_text(entry.tensor for entry in old)
         same = Counter(map(shape_of, new_shapes)) == Counter(shape_of(entry.tensor) for entry in old)
@@ -246,7 +245,7 @@ def _replaced_layers(inventory: Inventory, explained: Explained) -> None:
                 f"({shapes_text(new_shapes)}); {inventory.label(old[0].optimizer)} holds "
                 f"{count(len(old), 'tensor')} instead that {verb(len(old), 'is no parameter', 'are no parameters')} of "
                 f"the model ({'the same ' + verb(len(old), 'shape', 'shapes') if same else shapes})",
-                f"{what} was replaced after the optimizer was built, which still holds the old one",
+                f"{as_code(prefix)} was replaced after the optimizer was built, which still holds the old one",
                 "build the optimizer after the last change to the model, or add the new parameters with "
                 "add_param_group()",
                 parameters=tuple(names),

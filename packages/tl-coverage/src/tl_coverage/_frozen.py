@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from tl_core import Finding, parameter_names
-from tl_coverage._inventory import Inventory, count, verb
+from tl_coverage._inventory import Inventory, as_code, count, verb
 
 
 def frozen_rules(inventory: Inventory) -> list[Finding]:
@@ -71,7 +71,7 @@ def _module_name(raw: str, module: nn.Module, names: list[str]) -> str:
 
 
 def _attribute_finding(inventory: Inventory, module: str, value: bool, names: list[str]) -> Finding:
-    state, code = ("frozen" if value else "trainable"), f"model.{module}" if module else "model"
+    state, code = ("frozen" if value else "trainable"), as_code(module)
     return Finding(
         "frozen-parameter",
         f"{inventory.group(names)} {verb(len(names), 'is', 'are')} {state}, but {code} has the plain attribute "

@@ -107,6 +107,11 @@ def _entries(optimizers: dict[str, Any]) -> Iterable[Entry]:
                 yield Entry(tensor, optimizer_name, index, group.get("weight_decay"), name)
 
 
+def as_code(name: str) -> str:
+    """Write a module's or parameter's name as an expression: ``enc.0.weight`` as ``model.enc[0].weight``."""
+    return "model" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split(".") if part)
+
+
 def shape_of(tensor: torch.Tensor) -> Shape:
     """Return a tensor's shape; None for a lazy parameter before its first forward pass."""
     return None if nn.parameter.is_lazy(tensor) else tuple(tensor.shape)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tl_core import Finding
-from tl_coverage._inventory import Inventory, shape_of
+from tl_coverage._inventory import Inventory, as_code, shape_of
 
 MAX_MARKED = 2**28  # bytes of marks for the exact comparison of interleaved views
 
@@ -114,19 +114,12 @@ def _finding(inventory: Inventory, first: _Span, second: _Span) -> Finding:
         effect = f"only {held[0]} is in an optimizer, so the gradient of the other is lost"
     else:
         effect = "neither is in an optimizer"
-    owner, attribute = _split(names[1])
     return Finding(
         "shared-memory",
         f"{names[0]} and {names[1]} are two Parameters that share memory ({extent}); {effect}",
         "sharing memory (through .data or a view) does not tie weights: each Parameter has a gradient of its own",
-        f"tie them by assigning the Parameter itself, {owner}.{attribute} = {'.'.join(_split(names[0]))}, before the "
+        f"tie them by assigning the Parameter itself, {as_code(names[1])} = {as_code(names[0])}, before the "
         "optimizer is built; if they are not meant to be tied, give each its own memory with .clone()",
         parameters=tuple(names),
         evidence={"whole": whole, "in_an_optimizer": tuple(held)},
     )
-
-
-def _split(name: str) -> tuple[str, str]:
-    """Split a parameter's name into its module, written as code, and its attribute."""
-    module, _, attribute = name.rpartition(".")
-    return f"model.{module}" if module else "model", attribute
