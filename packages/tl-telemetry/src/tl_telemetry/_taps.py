@@ -193,6 +193,10 @@ def _patched_clip(name: str) -> Iterator[None]:
 @contextmanager
 def _patched_showwarning() -> Iterator[None]:
     original = warnings.showwarning
+    # Python shows a warning once a line; entering this context makes it forget what it has shown, so that a second
+    # run in one process sees what the first one saw.
+    with warnings.catch_warnings():
+        pass
 
     def showwarning(
         message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None

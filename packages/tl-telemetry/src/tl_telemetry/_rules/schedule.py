@@ -20,7 +20,9 @@ def scheduler_before_optimizer(run: Evidence) -> Iterator[Finding]:
             continue
         order = {id(event): n for n, event in enumerate(e for record in run.records for e in record.events)}
         first = steps[0][1]
-        early = [(record, event) for record, event in own if order[id(event)] < order[id(first)]]
+        # steps in which nothing is updated (micro-batches of an accumulation) say nothing of the order
+        updating = {record.step for record, _ in steps}
+        early = [(r, event) for r, event in own if order[id(event)] < order[id(first)] and r.step in updating]
         if not early:
             continue
         count = sum(event.count for _, event in early)
