@@ -9,9 +9,8 @@ from tl_core import Finding
 
 from ._evidence import Evidence, at, several, telling
 
-# How many steps a schedule may be shifted by, and how many times too fast or slow it may run, to be recognised.
+# How many steps a schedule may be shifted by to be recognised.
 MAX_SHIFT = 3
-MAX_UNIT = 16
 
 Expected = Callable[[int], float] | Sequence[float]
 
@@ -126,7 +125,7 @@ def _explain(
             "batch size) applied once too often or too rarely",
             "compare the optimizer's lr with the one the expectation starts from",
         )
-    for unit in range(2, MAX_UNIT + 1):
+    for unit in range(2, len(steps)):
         if fits(lambda step, u=unit: at_index(step * u)):  # type: ignore[misc]
             return (
                 f"the schedule runs {unit} times too fast: scheduler.step() is called {unit} times a step (for each "

@@ -39,9 +39,9 @@ def clip_after_step(run: Evidence) -> Iterator[Finding]:
 
 def clip_misses(run: Evidence) -> Iterator[Finding]:
     """See clips that touch none of the gradients that are stepped."""
-    if not run.steps:
-        return
     stepped = {i for _, event in run.steps for i in event.graded}
+    if not stepped:
+        return  # no update had a gradient: other rules say why, and there was nothing to clip
     for (function, site), calls in run.clips_by_site.items():
         finite = [(record, clip) for record, clip in calls if _finite(clip)]
         if not finite or any(not set(clip.graded).isdisjoint(stepped) for _, clip in finite):

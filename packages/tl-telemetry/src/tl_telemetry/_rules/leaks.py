@@ -22,7 +22,8 @@ def missing_zero_grad(run: Evidence) -> Iterator[Finding]:
             if leftover:
                 hit.append(record.step)
                 held.update(leftover)
-                example = (record.step, total(list(leftover.values())), run.norm_at(event, leftover))
+                before = dict(zip(event.graded, record.norms_before_clip(event), strict=True))
+                example = (record.step, total(list(leftover.values())), total([before[i] for i in leftover]))
         if example is None or not enough(len(hit), len(steps) - 1):
             continue
         step, left, whole = example
