@@ -87,6 +87,44 @@ def test_blocks_nest():
     assert draw() == expected
 
 
+@pytest.fixture
+def seeds(monkeypatch):
+    """A CUDA that is there but not initialised, and the seeds that it is given."""
+    given = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", given.append)
+    return given
+
+
+def test_an_accelerator_that_waits_gets_its_seed_back(seeds):
+    """What was seeded inside, before the device is initialised, is seeded as before afterwards."""
+    torch.manual_seed(5)
+    with preserve_rng():
+        seed_everything(9)
+    assert seeds == [5, 9, 5]
+    assert torch.initial_seed() == 5
+
+
+def test_an_accelerator_that_nobody_touched_is_left_alone(seeds):
+    """Without a seed inside, none is given afterwards."""
+    with preserve_rng():
+        torch.rand(())
+    assert seeds == []
+
+
+def test_an_initialised_accelerator_gets_its_state_back(monkeypatch):
+    """The states of all devices are read before and written after."""
+    written = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: ["state"])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", written.append)
+    with preserve_rng():
+        assert written == []
+    assert written == [["state"]]
+
+
 def run_without_numpy(code: str) -> str:
     blocked = "import sys; sys.modules['numpy'] = None\nimport warnings; warnings.simplefilter('ignore')\n"
     return subprocess.run(

@@ -44,8 +44,8 @@ def preserve_rng() -> Iterator[None]:
     """
     restore: list[Callable[[], None]] = [
         partial(random.setstate, random.getstate()),
+        *_accelerators(),  # before the CPU, whose seed tells whether the block seeded them
         partial(torch.set_rng_state, torch.get_rng_state()),
-        *_accelerators(),
     ]
     numpy = _numpy()
     if numpy is not None:
@@ -72,8 +72,15 @@ def _accelerators() -> Iterator[Callable[[], None]]:
         if module.is_initialized():
             yield partial(module.set_rng_state_all, module.get_rng_state_all())
         else:
-            # Without a context there is no state to read. Its generator would start from the seed of the last
-            # torch.manual_seed (or torch's default), which is what the CPU generator's initial seed says.
-            yield partial(module.manual_seed_all, seed)
+            yield partial(_put_back_seed, module, seed)
     if torch.backends.mps.is_available():
         yield partial(torch.mps.set_rng_state, torch.mps.get_rng_state())
+
+
+def _put_back_seed(module: Any, seed: int) -> None:
+    """Put back an accelerator that was not initialised: it has no state yet, only a seed to start from.
+
+    That is the seed of the last ``torch.manual_seed`` (or torch's default), which the CPU's generator knows.
+    """
+    if module.is_initialized() or torch.initial_seed() != seed:
+        module.manual_seed_all(seed)
