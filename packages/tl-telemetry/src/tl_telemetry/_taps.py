@@ -118,22 +118,25 @@ def _patched_backward() -> Iterator[None]:
     engine: Any = torch.autograd
     original = engine._engine_run_backward
 
+    # In a compiled function, backward runs between two graphs, and dynamo looks at every frame below it. It must pass
+    # this one by, without passing by the person's own hooks further below, and must not look into the watchers at all.
+    begins, ended = torch.compiler.disable(_backward_begins), torch.compiler.disable(_backward_ended)
+
     @wraps(original)
     def run_backward(roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         told = [w for w in _watchers if w.watches_thread()]
         if not told:
             return original(roots, *args, **kwargs)
-        for watcher in told:
-            watcher.backward_begins(roots, bool(kwargs.get("accumulate_grad", False)))
+        begins(told, roots, bool(kwargs.get("accumulate_grad", False)))
         completed = False
         try:
             result = original(roots, *args, **kwargs)
             completed = True
             return result
         finally:
-            for watcher in told:
-                watcher.backward_ended(completed)
+            ended(told, completed)
 
+    run_backward = torch.compiler.disable(run_backward, recursive=False)
     engine._engine_run_backward = run_backward
     try:
         yield
@@ -212,6 +215,16 @@ def _patched_showwarning() -> Iterator[None]:
     finally:
         if warnings.showwarning is showwarning:
             warnings.showwarning = original
+
+
+def _backward_begins(told: Sequence[Watcher], roots: Sequence[Any], accumulate: bool) -> None:
+    for watcher in told:
+        watcher.backward_begins(roots, accumulate)
+
+
+def _backward_ended(told: Sequence[Watcher], completed: bool) -> None:
+    for watcher in told:
+        watcher.backward_ended(completed)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
