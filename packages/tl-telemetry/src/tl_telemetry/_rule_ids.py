@@ -16,6 +16,7 @@ FINDINGS = (
     *COVERAGE,
     "loss-not-connected",
     "zeroed-before-step",
+    "discarded-gradient",
     "missing-zero-grad",
     "backward-twice",
     "leaked-gradient",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from tl_core import Finding
 from tl_telemetry._evidence import Evidence
 
-from . import bounds, clipping, coverage, gradients, leaks, schedule, state, steps, updates
+from . import bounds, clipping, coverage, discards, gradients, leaks, schedule, state, steps, updates
 
 Rule = Callable[[Evidence], Iterator[Finding]]
 
@@ -16,6 +16,7 @@ RULES: tuple[Rule, ...] = (
     gradients.loss_not_connected,
     bounds.non_finite,
     gradients.zeroed_before_step,
+    discards.discarded_gradient,
     leaks.missing_zero_grad,
     leaks.backward_twice,
     leaks.leaked_gradient,

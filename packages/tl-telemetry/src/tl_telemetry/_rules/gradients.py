@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch import nn
+
 from tl_core import Finding
 from tl_telemetry._evidence import Evidence, at, several, telling
-from tl_telemetry._forward import CUT_INSIDE, OPAQUE, RAN_WITH_GRAD
+from tl_telemetry._forward import CUT_INSIDE, OPAQUE, RAN_WITH_GRAD, RAN_WITHOUT_GRAD
 from tl_telemetry._record import total
 
 
@@ -85,8 +87,7 @@ def no_gradient(run: Evidence) -> Iterator[Finding]:
     if cut:
         yield Finding(
             rule="no-gradient",
-            seen=f"{run.shown(cut)} never got a gradient {counts}; the module's forward pass ran under no_grad inside "
-            "of a module that ran with gradients on",
+            seen=f"{run.shown(cut)} never got a gradient {counts}; the module's forward pass ran only with gradients off",
             cause="torch.no_grad() (or inference_mode) around this part of the forward pass",
             fix="take the no_grad() away, or freeze the parameters (requires_grad_(False)) and leave them out of the "
             "optimizer if they are not meant to train",
@@ -134,7 +135,7 @@ def zero_gradient(run: Evidence) -> Iterator[Finding]:
 
 
 def _without_gradient(run: Evidence) -> tuple[list[int], list[int], list[int]]:
-    """Return trainable parameters without a gradient: their module ran, ran under no_grad inside, did not run."""
+    """Return trainable parameters without a gradient: their module ran, ran only under no_grad, was not seen to run."""
     ran: list[int] = []
     cut: list[int] = []
     idle: list[int] = []
@@ -151,8 +152,21 @@ def _without_gradient(run: Evidence) -> tuple[list[int], list[int], list[int]]:
             idle.append(i)
         elif flag & RAN_WITH_GRAD:
             ran.append(i)
-        elif flag & CUT_INSIDE:
+        elif flag & CUT_INSIDE or (flag & RAN_WITHOUT_GRAD and not _has_trained_twin(run, owner)):
             cut.append(i)
         else:
             idle.append(i)
     return ran, cut, idle
+
+
+def _has_trained_twin(run: Evidence, owner: nn.Module | None) -> bool:
+    """Tell whether another module of the same kind and shapes is trained: then this one may be its target or teacher."""
+    if owner is None:
+        return True
+    shapes = [tuple(p.shape) for p in owner.parameters(recurse=False)]
+    trained = {id(run.tensors.entries[i].owner): run.tensors.entries[i].owner for i in run.filled}
+    return any(
+        type(other) is type(owner) and [tuple(p.shape) for p in other.parameters(recurse=False)] == shapes
+        for other in trained.values()
+        if other is not None and other is not owner
+    )

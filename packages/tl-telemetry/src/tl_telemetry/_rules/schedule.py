@@ -23,9 +23,9 @@ def scheduler_before_optimizer(run: Evidence) -> Iterator[Finding]:
         # steps in which nothing is updated (micro-batches of an accumulation) say nothing of the order
         updating = {record.step for record, _ in steps}
         early = [(r, event) for r, event in own if order[id(event)] < order[id(first)] and r.step in updating]
-        if not early:
+        if len(early) != 1:  # several before the first update: it counts micro-batches, scheduler-too-often's business
             continue
-        count = sum(event.count for _, event in early)
+        count = early[0][1].count
         record, _ = early[0]
         yield Finding(
             rule="scheduler-before-optimizer",
