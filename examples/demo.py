@@ -41,9 +41,9 @@ def main() -> int:
                 progress.console.print(f"    expected: {bug.rule}\n", style="bold red")
     count = len(one_line_bugs.BUGS)
     console.print(
-        f"{count - surprises} of {count} bugs got the finding they should, in {time.perf_counter() - start:.1f} s. "
-        "Your own loop: docs/getting-started.md"
+        f"{count - surprises} of {count} bugs got the finding they should ({time.perf_counter() - start:.0f} s)"
     )
+    console.print("Your own loop next: docs/getting-started.md")
     return 0 if healthy and not surprises else 1
 
 

@@ -73,9 +73,11 @@ def test_evaluation_changes_nothing(training_runner):
 def test_each_bug_gets_its_finding_first(bug, training_runner):
     """The first finding names the bug."""
     loop = with_bug(bug)
-    with warnings.catch_warnings(record=True), pytest.raises(CheckFailed) as caught:
-        warnings.simplefilter("always")  # torch warns of some of these bugs too, which is evidence
-        loop.check(loop.train(training_runner.run))
+    with warnings.catch_warnings(record=True):  # torch warns of some of these bugs too, which is evidence
+        warnings.simplefilter("always")
+        run = loop.train(training_runner.run)
+    with pytest.raises(CheckFailed) as caught:
+        loop.check(run)
     assert caught.value.findings[0].rule == bug.rule
 
 
