@@ -15,6 +15,11 @@ from ._figures import norms
 COUNTED_FIRST = 4
 COUNTED_EVERY = 16
 LOW_PRECISION = (torch.float16, torch.bfloat16)
+# Of each low-precision parameter, about so many elements are kept as they were at first: rounding that is made up for
+# (stochastic rounding, Kahan summation) shows over several updates, not in one.
+NUM_SAMPLED = 4096
+# How many figures there are of each counted parameter; see Moved.
+COUNTS = 4
 
 
 @dataclass(slots=True)
@@ -23,7 +28,9 @@ class Moved:
 
     norms: list[Tensor]
     low_precision: list[int] = field(default_factory=list)
-    unchanged: list[Tensor] = field(default_factory=list)  # pairs: elements with a gradient; of those, unchanged
+    # of each low-precision parameter: elements with a gradient; of those, unchanged; sampled elements with a gradient;
+    # of those, as they were before the first update
+    unchanged: list[Tensor] = field(default_factory=list)
 
 
 class Updates:
@@ -31,6 +38,7 @@ class Updates:
 
     def __init__(self) -> None:
         self._copies: dict[int, Tensor] = {}
+        self._first: dict[int, Tensor] = {}
         self._before: list[tuple[int, Tensor]] = []
 
     def before(self, moving: list[tuple[int, Tensor]]) -> None:
@@ -41,6 +49,8 @@ class Updates:
             copy = self._copies.get(index)
             if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype or copy.device != tensor.device:
                 copy = self._copies[index] = torch.empty_like(tensor, requires_grad=False)
+                if tensor.dtype in LOW_PRECISION:
+                    self._first[index] = _sample(tensor.detach()).clone()
             copies.append(copy)
         if copies:
             torch._foreach_copy_(copies, [tensor for _, tensor in moving])
@@ -68,4 +78,11 @@ class Updates:
                     graded = grad != 0
                     moved.low_precision.append(index)
                     moved.unchanged += [graded.sum(), (graded & (self._copies[index] == 0)).sum()]
+                    sampled = _sample(graded)
+                    still = _sample(tensors[index].detach()) == self._first[index]
+                    moved.unchanged += [sampled.sum(), (sampled & still).sum()]
         return moved
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1)[:: max(1, tensor.numel() // NUM_SAMPLED)]

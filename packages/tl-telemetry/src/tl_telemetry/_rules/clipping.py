@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from tl_core import Finding
-from tl_telemetry._events import Clip
+from tl_telemetry._events import Backward, Clip, OptimizerStep
 from tl_telemetry._evidence import Evidence, at, number, several, telling
-from tl_telemetry._record import total
+from tl_telemetry._record import StepRecord, total
 
 # From this share of clipped updates on, a clip is the rule rather than the exception.
 NEARLY_EVERY = 0.9
+# No gradient is clipped to this: a call with a bound from here on is made for the norm that it returns.
+MEASURES = 1e8
 
 
 def clip_after_step(run: Evidence) -> Iterator[Finding]:
@@ -24,12 +25,17 @@ def clip_after_step(run: Evidence) -> Iterator[Finding]:
             continue
         hit = telling(record.step for record, _ in late)
         record, clip = max(late, key=lambda pair: total(pair[1].norms.values()))
+        # what an update left behind is still there when a clip comes before the next backward pass
+        first = all(_before_backward(record, clip) for record, clip in late)
         yield Finding(
             rule="clip-after-step",
             seen=f"{function}() at {site} clipped gradients that an update had used already ({len(late)} of "
-            f"{several(len(calls), 'call')}, {at(hit)}): the update of step {record.step} applied a norm of "
-            f"{number(total(clip.norms.values()))} unclipped, with a bound of {clip.bound:g}",
-            cause="the clip comes after optimizer.step()",
+            f"{several(len(calls), 'call')}, {at(hit)}): a norm of {number(total(clip.norms.values()))} had been "
+            "applied "
+            f"unclipped (seen in step {record.step}), with a bound of {clip.bound:g}",
+            cause="the clip comes before backward(), on the gradients that the last update left"
+            if first
+            else "the clip comes after optimizer.step()",
             fix="clip between backward() and optimizer.step() (with a GradScaler: after scaler.unscale_(optimizer))",
             steps=hit,
             parameters=run.named(used),
@@ -44,14 +50,23 @@ def clip_misses(run: Evidence) -> Iterator[Finding]:
         return  # no update had a gradient: other rules say why, and there was nothing to clip
     for (function, site), calls in run.clips_by_site.items():
         finite = [(record, clip) for record, clip in calls if _finite(clip)]
-        if not finite or any(not set(clip.graded).isdisjoint(stepped) for _, clip in finite):
+        if not finite:
+            continue
+        if any(not set(clip.graded).isdisjoint(stepped) for _, clip in finite):
+            yield from _clips_zeros(run, function, site, finite)
             continue
         followed = {i for _, clip in finite for i in clip.followed}
         given = max(clip.given for _, clip in finite)
         graded = {i for _, clip in finite for i in clip.graded}
-        if not followed.isdisjoint(stepped):
+        if not given:
+            what = "it was given no tensors at all"
+            cause = "its argument is empty: usually a generator that was read before (`params = model.parameters()`)"
+            fix = "pass a list, or call model.parameters() again"
+        elif not followed.isdisjoint(stepped):
             what = f"none of its {several(given, 'tensor')} had a gradient at that time"
-            cause = "it runs before backward(), or after zero_grad(): there is nothing to clip yet"
+            first = all(_before_backward(record, clip) for record, clip in finite)
+            cause = "it runs before backward()" if first else "it runs after zero_grad()"
+            cause += ": there is nothing to clip at that time"
             fix = "clip between backward() and optimizer.step()"
         else:
             whose = run.shown(followed) if followed else "tensors that are neither the model's nor an optimizer's"
@@ -62,7 +77,8 @@ def clip_misses(run: Evidence) -> Iterator[Finding]:
         hit = telling(record.step for record, _ in finite)
         yield Finding(
             rule="clip-misses",
-            seen=f"{function}() at {site} clipped none of the stepped gradients: {what} ({several(len(finite), 'call')}, {at(hit)})",
+            seen=f"{function}() at {site} clipped none of the stepped gradients: {what} "
+            f"({several(len(finite), 'call')}, {at(hit)})",
             cause=cause,
             fix=fix,
             steps=hit,
@@ -71,24 +87,59 @@ def clip_misses(run: Evidence) -> Iterator[Finding]:
         )
 
 
+def _clips_zeros(run: Evidence, function: str, site: str, calls: list[tuple[StepRecord, Clip]]) -> Iterator[Finding]:
+    """See clips that find zeros in all gradients, although the updates then apply others."""
+    if any(total(clip.norms.values()) > 0.0 or not clip.graded for _, clip in calls):
+        return
+    covered = {i for _, clip in calls for i in clip.graded}
+    applied = max(run.norm_at(event, covered) for _, event in run.steps)
+    if not applied > 0.0:
+        return
+    hit = telling(record.step for record, _ in calls)
+    yield Finding(
+        rule="clip-misses",
+        seen=f"{function}() at {site} clipped none of the stepped gradients: all of them were 0 at that time "
+        f"({several(len(calls), 'call')}, {at(hit)}), and updates then applied a norm of up to {number(applied)}",
+        cause="it runs after zero_grad() and before backward(): there is nothing to clip at that time",
+        fix="clip between backward() and optimizer.step()",
+        steps=hit,
+        parameters=run.named(covered),
+        evidence={"calls": len(calls), "largest_norm_applied": applied},
+    )
+
+
+def _before_backward(record: StepRecord, clip: Clip) -> bool:
+    """Tell whether a backward pass follows the clip in its step, and none precedes it."""
+    position = next(n for n, event in enumerate(record.events) if event is clip)
+    earlier = any(isinstance(event, Backward) for event in record.events[:position])
+    return not earlier and any(isinstance(event, Backward) for event in record.events[position:])
+
+
 def clip_every_update(run: Evidence) -> Iterator[Finding]:
     """Note clips that nearly every update runs into."""
     for (function, site), calls in run.clips_by_site.items():
         if function == "clip_grad_value_":
             continue
-        before = [(record.step, clip, _norm(clip)) for record, clip in calls if _finite(clip) and clip.graded]
-        over = [(step, norm) for step, clip, norm in before if norm > clip.bound]
+        before = [
+            (record.step, clip, _norm(clip))
+            for record, clip in calls
+            if _finite(clip) and clip.graded and _by_l2_norm(run, record, clip)
+        ]
+        over = [(step, norm) for step, clip, norm in before if norm > _bound(clip)]
         if len(before) < 5 or len(over) < NEARLY_EVERY * len(before):
             continue
         norms = sorted(norm for _, norm in over)
         yield Finding(
             rule="clip-every-update",
-            seen=f"{function}() at {site} clipped {len(over)} of {several(len(before), 'update')} to {before[0][1].bound:g}: the "
-            f"norm before was {number(norms[0])} to {number(norms[-1])}, {number(norms[len(norms) // 2])} in the median "
-            f"({at(step for step, _ in over)})",
-            cause="the bound is far below the usual norm, so that every update has the same length; or the gradients are too "
-            "large (targets or losses on an unusual scale)",
-            fix="nothing, if a tight bound is meant; else normalise the targets, or raise the bound; max_grad_norm= makes "
+            seen=f"{function}() at {site} scaled the gradients down to {before[0][1].bound:g} in {len(over)} of "
+            f"{several(len(before), 'call')} ({at(step for step, _ in over)}): the norm before was "
+            f"{number(norms[0])} to "
+            f"{number(norms[-1])}, {number(norms[len(norms) // 2])} in the median",
+            cause="undecided: the bound is meant to be tight (every update then has the same length), or the "
+            "gradients are "
+            "larger than they should be (targets or losses on an unusual scale, an exploding layer)",
+            fix="nothing, if a tight bound is meant; else normalise the targets, or raise the bound; max_grad_norm= "
+            "makes "
             "a norm before clipping that is too large a finding",
             steps=telling(step for step, _ in over),
             evidence={"updates": len(before), "clipped": len(over), "median_norm": norms[len(norms) // 2]},
@@ -96,8 +147,25 @@ def clip_every_update(run: Evidence) -> Iterator[Finding]:
 
 
 def _finite(clip: Clip) -> bool:
-    """Tell whether the clip has a bound; with an infinite one, people only measure."""
-    return math.isfinite(clip.bound)
+    """Tell whether the clip has a bound; with an infinite or absurd one, people only measure."""
+    return clip.bound < MEASURES
+
+
+def _by_l2_norm(run: Evidence, record: StepRecord, clip: Clip) -> bool:
+    """Tell whether what was applied after the clip is within its bound.
+
+    A bound of another ``norm_type`` says nothing of the L2 norm, and may leave one beyond it.
+    """
+    position = next(n for n, event in enumerate(record.events) if event is clip)
+    for event in record.events[position:]:
+        if isinstance(event, OptimizerStep) and not set(clip.graded).isdisjoint(event.graded):
+            return run.norm_at(event, clip.graded) <= 1.05 * _bound(clip)
+    return True
+
+
+def _bound(clip: Clip) -> float:
+    """Return the bound in terms of unscaled gradients."""
+    return clip.bound / (1.0 if clip.scale is None else clip.scale.value())
 
 
 def _norm(clip: Clip) -> float:

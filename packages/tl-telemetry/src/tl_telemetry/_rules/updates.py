@@ -8,9 +8,14 @@ from tl_core import Finding, match_names
 from tl_telemetry._events import BY_HAND, OptimizerStep
 from tl_telemetry._evidence import Evidence, at, number, several, telling
 from tl_telemetry._record import read, total
+from tl_telemetry._updates import COUNTS
 
 # From this share of unchanged elements on, an update in low precision counts as lost.
 ROUNDED_AWAY = 0.9
+# From this share on of what independent changes would add up to, elements change in turns instead of the same ones.
+ADDS_UP = 0.4
+# What optimizers call the means by which small updates are not lost (torchao, optimi, AnyPrecisionAdamW, apex).
+COMPENSATION = ("stochastic", "kahan", "compensat", "master", "fp32")
 
 
 def lr_zero(run: Evidence) -> Iterator[Finding]:
@@ -19,54 +24,139 @@ def lr_zero(run: Evidence) -> Iterator[Finding]:
         if len(steps) < 3 or any(lr != 0.0 for _, event in steps for lr in map(read, event.lrs)):
             continue
         hit = telling(record.step for record, _ in steps)
-        scheduled = any(
-            getattr(s, "optimizer", None) is run.setup.optimizers.get(name) for s in run.setup.schedulers.values()
-        )
+        cause, fix = _why_zero(run, name, len(steps))
         yield Finding(
             rule="lr-zero",
             seen=f"the learning rate of {name!r} was 0 in all of its {several(len(steps), 'update')} ({at(hit)})",
-            cause="the schedule gives 0: an integer division (`step // warmup`), a warmup counted in epochs but stepped in "
-            "batches (or the reverse), or a base rate of 0"
-            if scheduled
-            else "the optimizer was built with lr=0, or the loop sets its rate to 0",
-            fix="print the schedule's first values; a warmup from 0 must leave 0 after its first step",
+            cause=cause,
+            fix=fix,
             steps=hit,
             evidence={"updates": len(steps)},
         )
 
 
+def _why_zero(run: Evidence, name: str, updates: int) -> tuple[str, str]:
+    """Return (cause, fix), as far as base rates and schedulers tell."""
+    optimizer = run.setup.optimizers.get(name)
+    drivers = [n for n, s in run.setup.schedulers.items() if getattr(s, "optimizer", None) is optimizer]
+    groups = [] if optimizer is None else optimizer.param_groups
+    base = [float(group["initial_lr"]) for group in groups if "initial_lr" in group]  # torch's schedulers note it
+    if base and not any(base):
+        return (
+            "its base rate is 0 (initial_lr of every group), and whatever a schedule multiplies it with stays 0",
+            "build the optimizer with the rate that the schedule should reach",
+        )
+    if not drivers:
+        if base:
+            return (
+                f"its base rate is {_rates_shown(base)}, and something that is not among the setup's schedulers sets 0",
+                "look for what drives the rate, and give it to the TrainingSetup as a scheduler",
+            )
+        return (
+            "undecided: the optimizer was built with lr=0, or the loop sets its rate to 0; no scheduler of the "
+            "setup drives it",
+            "give the optimizer its learning rate",
+        )
+    driver = " and ".join(map(repr, drivers))
+    stepped = sum(event.count for _, event in run.scheduler_steps if event.scheduler in drivers)
+    known = f"its base rate is {_rates_shown(base)}, but " if base else ""
+    if not stepped:
+        return (
+            f"{known}the first value of {driver} is 0, and it never stepped in these {updates} updates: it steps "
+            "once an "
+            "epoch (the first epoch then trains nothing), or its step() is never called",
+            "let the schedule begin above 0 (`(epoch + 1) / warmup`), or step it after each update",
+        )
+    return (
+        f"{known}every value of {driver} that was used is 0. Undecided which: an integer division (`step // warmup` "
+        "for "
+        "`step / warmup`), a warmup that counts epochs but is stepped once an update (or the reverse), or a "
+        "schedule that "
+        "stays at 0 for longer than the run",
+        "print the schedule's first values; a warmup from 0 must leave 0 at its first step",
+    )
+
+
+def _rates_shown(rates: list[float]) -> str:
+    return ", ".join(f"{rate:g}" for rate in sorted(set(rates)))
+
+
 def update_rounds_away(run: Evidence) -> Iterator[Finding]:
     """See low-precision weights that are too coarse for their updates."""
     for name, steps in run.steps_by_optimizer.items():
+        if _compensates(run, name):
+            continue
         counts: dict[int, list[float]] = {}
+        since_first: dict[int, tuple[float, float]] = {}  # sampled elements with a gradient; of those, never moved
+        rates: list[float] = []
         counted = []
-        for record, event in steps:
+        until = 0
+        for position_in_run, (record, event) in enumerate(steps):
             if event.unchanged is None or not _rates(event):
                 continue
             counted.append(record.step)
+            until = position_in_run + 1
+            rates += _rates(event)
             values = event.unchanged.values()
             for position, index in enumerate(event.low_precision):
                 of_this = counts.setdefault(index, [0.0, 0.0])
-                of_this[0] += values[2 * position]
-                of_this[1] += values[2 * position + 1]
+                of_this[0] += values[COUNTS * position]
+                of_this[1] += values[COUNTS * position + 1]
+                since_first[index] = values[COUNTS * position + 2], values[COUNTS * position + 3]
         counts = {i: c for i, c in counts.items() if i not in run.ignored}
         graded = sum(c[0] for c in counts.values())
         unchanged = sum(c[1] for c in counts.values())
         if len(counted) < 3 or not graded or unchanged < ROUNDED_AWAY * graded:
             continue
+        if _adds_up(since_first, changed=1.0 - unchanged / graded, updates=until):
+            continue
         worst = [i for i, c in counts.items() if c[0] and c[1] >= ROUNDED_AWAY * c[0]]
         dtypes = sorted({str(run.tensors.entries[i].tensor.dtype).removeprefix("torch.") for i in worst})
         yield Finding(
             rule="update-rounds-away",
-            seen=f"{100 * unchanged / graded:.0f} % of the elements of {run.shown(worst)} that had a gradient did not change "
+            seen=f"{100 * unchanged / graded:.0f} % of the elements of {run.shown(worst)} that had a gradient did "
+            "not change "
             f"when {name!r} stepped ({len(counted)} updates looked at, {at(counted)}): the updates round to nothing in "
             f"{' and '.join(dtypes)}",
-            cause="weights in low precision cannot hold changes this small relative to their size (bfloat16 keeps 8 bits)",
-            fix="keep the weights in float32 and compute in low precision under torch.autocast, or raise the learning rate",
+            cause=f"{' and '.join(map(_precision, dtypes))}; an update below half of that is lost, and with a "
+            "learning rate of "
+            f"{_rates_shown(rates)} nearly all of them are",
+            fix="keep the weights in float32 and compute in low precision under torch.autocast, or raise the "
+            "learning rate",
             steps=telling(counted),
             parameters=run.named(worst),
             evidence={"elements": int(graded), "unchanged": int(unchanged)},
         )
+
+
+def _precision(dtype: str) -> str:
+    steps = {"bfloat16": "2^-8 to 2^-7 (0.4 to 0.8 %)", "float16": "2^-11 to 2^-10 (0.05 to 0.1 %)"}
+    return f"{dtype} represents a weight in steps of {steps[dtype]} of its size"
+
+
+def _adds_up(since_first: dict[int, tuple[float, float]], changed: float, updates: int) -> bool:
+    """Tell whether the updates get through over time although few elements change in each of them.
+
+    Rounding to nearest loses the same elements again and again; stochastic rounding and Kahan summation change others
+    in each update, so that the elements that moved at all become more with every one.
+    """
+    graded = sum(counts[0] for counts in since_first.values())
+    still = sum(counts[1] for counts in since_first.values())
+    if not graded:
+        return False
+    moved = 1.0 - still / graded
+    return moved > max(2.2 * changed, ADDS_UP * (1.0 - (1.0 - changed) ** updates))
+
+
+def _compensates(run: Evidence, name: str) -> bool:
+    """Tell whether an optimizer's settings or state say that it makes up for rounding."""
+    optimizer = run.setup.optimizers.get(name)
+    if optimizer is None:
+        return False
+    settings = {**vars(optimizer), **optimizer.defaults}
+    said = [type(optimizer).__name__, *(key for key, value in settings.items() if value is True)]
+    said += [str(key) for state in optimizer.state.values() for key in state]
+    return any(word in text.lower() for text in said for word in COMPENSATION)
 
 
 def no_update(run: Evidence) -> Iterator[Finding]:
@@ -88,47 +178,82 @@ def no_update(run: Evidence) -> Iterator[Finding]:
         norm = total(event.norms.values())
         yield Finding(
             rule="no-update",
-            seen=f"{name!r} stepped {several(len(still), 'time')} and changed no parameter ({at(still)}), with a gradient norm "
+            seen=f"{name!r} stepped {several(len(still), 'time')} and changed no parameter ({at(still)}), with a "
+            "gradient norm "
             f"of {number(norm)} and a learning rate of {number(lr)}",
-            cause="undecided: the step is too small for the weights' precision (a unit mistake in the learning rate), or this "
-            "optimizer's step() does not apply what it computes",
-            fix="compare the learning rate with one that trained before; for an optimizer of your own, check that it writes "
-            "to the parameters in place",
+            cause="undecided: the step is too small for the weights' precision (a learning rate in the wrong unit), or "
+            f"the step() of {_kind(run, name)} does not write what it computes to the parameters",
+            fix="compare the learning rate with one that trained before; for an optimizer of your own, check that it "
+            "writes to the parameters in place",
             steps=telling(still),
             evidence={"updates": len(still), "grad_norm": norm, "lr": lr},
         )
+
+
+def _kind(run: Evidence, name: str) -> str:
+    optimizer = run.setup.optimizers.get(name)
+    return name if optimizer is None else type(optimizer).__name__
 
 
 def frozen_moved(run: Evidence) -> Iterator[Finding]:
     """See parameters that move although they are frozen, and whatever matches ``frozen=``."""
     hit: list[int] = []
     moved: dict[int, float] = {}
+    gradient = 0.0
+    optimizers: list[str] = []
     for record, event in run.steps:
         if not event.frozen or event.updates is None:
             continue
         by_hand = {i for p in event.portions if p.source == (BY_HAND,) for i in p.parameters}
+        # frozen between its backward pass and the step: the gradient is an honest one
+        fresh = {i for p in event.portions if p.fresh and p.source[-1:] != (BY_HAND,) for i in p.parameters}
         for index, norm, update in zip(event.graded, event.norms.values(), event.updates.values(), strict=True):
             # a gradient that somebody put there on a parameter without autograd is how zeroth-order methods train
             if (
                 index in event.frozen
                 and update > 0.0
                 and index not in run.ignored
+                and index not in fresh
                 and not (index in by_hand and norm > 0.0)
             ):
                 moved[index] = max(moved.get(index, 0.0), update)
+                gradient = max(gradient, norm)
                 hit.append(record.step)
+                optimizers.append(event.optimizer)
     if moved:
+        name = optimizers[0]
+        if gradient > 0.0:
+            cause = (
+                f"{name!r} still holds them, and their .grad still holds a gradient from before they were frozen "
+                "(norm up "
+                f"to {number(gradient)}): it is applied again at each update"
+            )
+        else:
+            cause = (
+                f"{name!r} still holds them, and their .grad is a tensor of zeros instead of None: it steps them, and "
+                f"{_what_moves(run, name)} moves them"
+            )
         yield Finding(
             rule="frozen-moved",
-            seen=f"{run.shown(moved)} moved by up to {number(max(moved.values()))} a step although frozen "
+            seen=f"{run.shown(moved)} moved by up to {number(max(moved.values()))} an update although frozen "
             f"(requires_grad=False; {at(hit)})",
-            cause="the optimizer still holds them and their .grad is not None: weight decay and momentum go on moving them",
-            fix="set .grad to None when freezing (zero_grad(set_to_none=True)), or leave frozen parameters out of the optimizer",
+            cause=cause,
+            fix="set .grad to None when freezing (zero_grad(set_to_none=True)), or leave frozen parameters out of "
+            "the optimizer",
             steps=telling(hit),
             parameters=run.named(moved),
-            evidence={"largest_update": max(moved.values())},
+            evidence={"largest_update": max(moved.values()), "largest_gradient": gradient},
         )
     yield from _asked_frozen(run)
+
+
+def _what_moves(run: Evidence, name: str) -> str:
+    """Return which settings of an optimizer move a parameter whose gradient is zero."""
+    groups = getattr(run.setup.optimizers.get(name), "param_groups", [])
+    decays = any(group.get("weight_decay") for group in groups)
+    remembers = any(group.get("momentum") or group.get("betas") for group in groups)
+    parts = ["weight decay"] * decays + ["momentum from earlier gradients"] * remembers
+    return " or ".join(parts) or "its own rule"
 
 
 def _asked_frozen(run: Evidence) -> Iterator[Finding]:
@@ -156,7 +281,7 @@ def _asked_frozen(run: Evidence) -> Iterator[Finding]:
         )
     yield Finding(
         rule="frozen-moved",
-        seen=f"{_listed(broken)} changed during the run although frozen={list(run.options.frozen)} says that it must not",
+        seen=f"{_listed(broken)} changed during the run although frozen={list(run.options.frozen)} asks for no change",
         cause="; ".join(causes),
         fix="; ".join(
             (["leave them out of the optimizer and freeze them (requires_grad_(False))"] if weights else [])
