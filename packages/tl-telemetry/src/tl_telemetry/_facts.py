@@ -38,12 +38,14 @@ class Facts:
     state_start: dict[str, StateEntry] = field(init=False)
     state_end: dict[str, StateEntry] = field(init=False)
     trainable_start: frozenset[str] = field(init=False)
+    num_start: int = field(init=False)  # how many tensors were followed when the run began: the first ones
     resumed: bool = field(init=False)
     graphs_alive: int = 0  # earlier steps' graphs still alive when the run ended
 
     def __post_init__(self) -> None:
         self.start = self._fingerprint()
         self.state_start = state_entries(self.setup, compare=True)
+        self.num_start = len(self.tensors)
         self.trainable_start = frozenset(e.name for e in self.tensors.entries if e.tensor.requires_grad)
         # a loop that is observed from its middle on has optimizers that have stepped already
         self.resumed = any(bool(optimizer.state) for optimizer in self.setup.optimizers.values())
@@ -54,13 +56,17 @@ class Facts:
 
     def close(self) -> None:
         """Read how things stand at the end, without waiting for the device."""
+        self.read_end()
+        self.over = True
+
+    def read_end(self) -> None:
+        """Read how things stand now: the end, for somebody who asks before the run is over."""
         self.end = self._fingerprint()
         self.state_end = state_entries(self.setup, compare=False)
-        alive = self.recorder.marks.alive_at_end
-        if alive and alive[-1] > 1:
+        self.graphs_alive = self.recorder.marks.count_alive()
+        if self.graphs_alive > 2:
             gc.collect()  # graphs in reference cycles are not held by anybody: let them go before counting
             self.graphs_alive = self.recorder.marks.count_alive()
-        self.over = True
 
     def _fingerprint(self) -> Fingerprint:
         followed: dict[str, Tensor] = {entry.name: entry.tensor for entry in self.tensors.entries}

@@ -7,11 +7,16 @@ together in one non-blocking copy to pinned memory; a figure read before that co
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 BLOCK_STEPS = 64
+
+_dtype = attrgetter("dtype")
+_device = attrgetter("device")
+_layout = attrgetter("layout")
 
 
 class Row:
@@ -103,25 +108,27 @@ class Figures:
 
 
 def _stack(values: list[Tensor]) -> Tensor:
-    first = values[0]
-    if any(value.device != first.device for value in values):
+    try:
+        return torch.stack(values)
+    except RuntimeError:
         # figures of several devices (a model spread over them) meet on the first one
-        values = [value.to(first.device, non_blocking=True) for value in values]
-    return torch.stack(values)
+        device = values[0].device
+        return torch.stack([value.to(device, non_blocking=True) for value in values])
 
 
-def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+def norms(tensors: list[Tensor]) -> list[Tensor]:
     """Return the L2 norm of each tensor as a 0-dim tensor on its device, float32 (float64 for double precision).
 
     Sparse tensors are coalesced first, complex ones seen as pairs of reals. Non-finite elements give a non-finite norm.
     Call it under ``no_grad``.
     """
-    plain = [_dense(tensor) for tensor in tensors]
-    dtypes = {tensor.dtype for tensor in plain}
-    if not plain:
+    if not tensors:
         return []
-    if len(dtypes) == 1 and len({tensor.device for tensor in plain}) == 1:
-        return _norms_alike(plain, dtypes.pop())
+    if len(set(map(_device, tensors))) == 1 and set(map(_layout, tensors)) == {torch.strided}:
+        dtypes = set(map(_dtype, tensors))
+        if len(dtypes) == 1 and not (dtype := dtypes.pop()).is_complex:
+            return _norms_alike(tensors, dtype)
+    plain = [_dense(tensor) for tensor in tensors]
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for index, tensor in enumerate(plain):
         groups.setdefault((tensor.dtype, tensor.device), []).append(index)

@@ -6,11 +6,12 @@ lives exactly as long as the node.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-KEY = "tl_telemetry"
+_keys = itertools.count()
 # Through how many scalings of a loss (`scaler.scale(loss) / 4`) it is known again.
 MAX_SCALINGS = 6
 # Graphs followed at a time; the first ones of a run tell as much as all of them.
@@ -30,8 +31,8 @@ class GraphMarks:
     """Knows which losses were passed to ``backward`` before, and how many steps' graphs are still alive."""
 
     def __init__(self) -> None:
-        self.alive_at_end: list[int] = []  # a step: how many earlier steps' graphs were alive when it ended
-        self._step = 0
+        self._key = f"tl_telemetry.{next(_keys)}"  # observers may nest: each knows only its own marks
+        self.num_steps = 0
         self.num_followed = 0  # steps with a followed graph
         self._marks: list[tuple[int, weakref.ref[_Mark]]] = []
 
@@ -48,26 +49,29 @@ class GraphMarks:
             connected = True
             nodes = list(_scalings(node))
             for met in nodes:
-                mark = met.metadata.get(KEY)
+                mark = met.metadata.get(self._key)
                 if mark is not None:
                     earlier = max(earlier, mark.number)
             mark = _Mark(number)
             for met in nodes:
-                met.metadata[KEY] = mark
+                met.metadata[self._key] = mark
+            if len(self._marks) == MAX_ALIVE:
+                self._drop_dead()
             if len(self._marks) < MAX_ALIVE:
-                self.num_followed = max(self.num_followed, self._step + 1)
-                self._marks.append((self._step, weakref.ref(mark)))
+                self.num_followed = max(self.num_followed, self.num_steps + 1)
+                self._marks.append((self.num_steps, weakref.ref(mark)))
         return earlier, connected
 
     def close_step(self) -> None:
-        """Count the earlier steps whose graphs are alive (the current one's may well be)."""
-        self.alive_at_end.append(self.count_alive())
-        self._step += 1
+        self.num_steps += 1
 
     def count_alive(self) -> int:
-        """Return how many earlier steps have a graph that is alive, of the first ``MAX_ALIVE`` graphs followed."""
+        """Return how many steps have a graph that is alive, of the ``MAX_ALIVE`` graphs followed at a time."""
+        self._drop_dead()
+        return len({step for step, _ in self._marks})
+
+    def _drop_dead(self) -> None:
         self._marks = [(step, ref) for step, ref in self._marks if ref() is not None]
-        return len({step for step, _ in self._marks if step < self._step})
 
 
 def _scalings(node: Any) -> Iterator[Any]:

@@ -127,7 +127,7 @@ def _static(run: Evidence) -> list[str]:
 
 def graph_kept_alive(run: Evidence) -> Iterator[Finding]:
     """See autograd graphs that stay alive from step to step."""
-    count, marked = run.facts.graphs_alive, len(run.facts.recorder.marks.alive_at_end)
+    count, marked = run.facts.graphs_alive, run.facts.recorder.marks.num_steps
     followed = min(marked, run.facts.recorder.marks.num_followed)
     if count < 4 or count < 0.7 * (followed - 1):
         return
