@@ -56,17 +56,13 @@ class Portion:
 
     source: Source
     used: int  # the last backward number that an earlier update of theirs used
+    onto: int  # the backward pass that added to what an earlier update had used; 0: none did
     parameters: tuple[int, ...]
 
     @property
     def fresh(self) -> bool:
         """Whether something came into the gradient since the last update that used it."""
         return not self.source or self.source[0] == BY_HAND or self.source[-1] > self.used
-
-    @property
-    def stale(self) -> tuple[int, ...]:
-        """The backward passes in it that an earlier update had used."""
-        return tuple(number for number in self.source if 0 < number <= self.used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +76,7 @@ class OptimizerStep:
     frozen: tuple[int, ...]  # graded although they do not require a gradient
     norms: Span  # L2 norms of the graded ones' gradients
     updates: Span | None  # L2 norms of their change; None without update tracking
-    unchanged: Span | None  # pairs (elements with a gradient, of those unchanged) for the low-precision ones
+    unchanged: Span | None  # four counts of each low-precision parameter (_updates.Moved)
     low_precision: tuple[int, ...]
     lrs: tuple[float | Span, ...]
     scale: Span | None  # a fused optimizer's loss scale, when the gradients were still scaled

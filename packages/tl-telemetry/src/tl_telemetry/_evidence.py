@@ -21,6 +21,8 @@ class Evidence:
         self.facts = facts
         self.options = options
         self.records: list[StepRecord] = list(facts.recorder.records)
+        if not facts.over:
+            facts.read_end()
 
     @property
     def setup(self) -> TrainingSetup:
@@ -137,6 +139,18 @@ class Evidence:
             before = scale if scale is not None else before
         return frozenset(fell)
 
+    def last_users(self, event: OptimizerStep, indices: Iterable[int]) -> set[str]:
+        """Return the optimizers whose steps were the last ones before ``event`` to use gradients of these parameters."""
+        wanted, users = set(indices), set()
+        position = next(n for n, (_, other) in enumerate(self.steps) if other is event)
+        for _, other in reversed(self.steps[:position]):
+            if not wanted.isdisjoint(other.graded):
+                users.add(other.optimizer)
+                wanted.difference_update(other.graded)
+                if not wanted:
+                    break
+        return users
+
     def norm_at(self, event: OptimizerStep, indices: Iterable[int]) -> float:
         """Return the L2 norm of the gradients of some of a step's parameters."""
         wanted = set(indices)
@@ -169,8 +183,8 @@ def number(value: float) -> str:
 
 
 def several(count: int, noun: str) -> str:
-    """Return ``1 update``, ``3 updates``."""
-    return f"{count} {noun}" + ("" if count == 1 else "s")
+    """Return ``1 update``, ``3 updates``, ``2 backward passes``."""
+    return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("s") else "s")
 
 
 def enough(count: int, of: int) -> bool:

@@ -27,6 +27,8 @@ class Gradients:
         self.sources: list[Source] = []
         self.used: list[int] = []
         self.lost: list[Source] = []  # fresh content that was cleared or edited and not replaced since
+        self.kept: list[bool] = []  # whether an update used all that is there, and nobody touched it since
+        self.onto: list[int] = []  # the pass that added to kept content; negative once somebody edited the sum
         self._ids: list[int] = []
         self._versions: list[int] = []
         self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -39,6 +41,8 @@ class Gradients:
             self.sources.append(() if grad is None else (BY_HAND,))
             self.used.append(0)
             self.lost.append(())
+            self.kept.append(False)
+            self.onto.append(0)
             self._ids.append(id(grad))
             self._versions.append(-1 if grad is None else grad._version)
 
@@ -61,6 +65,10 @@ class Gradients:
             if now == before and versions[i] == self._versions[i]:
                 continue
             fresh = self.sources[i] if self.has_fresh(i) else ()
+            self.kept[i] = False
+            # scaled in place (a mean over workers, a clip by hand), the sum still holds what was left over; set to 0 in
+            # place it does not: the next pass forgets it, and a step before that sees the norm
+            self.onto[i] = -abs(self.onto[i]) if now == before else 0
             if now == _NO_GRADIENT:
                 self.sources[i] = ()
                 cleared.append(i)
@@ -82,9 +90,12 @@ class Gradients:
             if ids[i] == self._ids[i] and versions[i] == self._versions[i]:
                 continue
             if ids[i] == _NO_GRADIENT:  # cleared inside of the pass: an optimizer that steps in a hook
-                self.sources[i] = ()
+                self.sources[i], self.kept[i], self.onto[i] = (), False, 0
             else:
                 before = self.sources[i]
+                if self.kept[i] or self.onto[i] < 0:
+                    self.onto[i] = number if self.kept[i] else 0
+                    self.kept[i] = False
                 if not before or before[-1] != number:
                     self.sources[i] = extended.setdefault(before, (*before[-MAX_SOURCES:], number))
                 self.lost[i] = ()
@@ -103,16 +114,20 @@ class Gradients:
             self._versions[i] = -1 if grad is None else grad._version
 
     def use(self, indices: Iterable[int], number: int) -> None:
-        """Note that an update used what these gradients hold, up to backward pass ``number``."""
+        """Note that an update used these gradients, up to backward pass ``number``, and take them as it left them."""
+        self.accept(indices)
         for i in indices:
             self.used[i] = number
+            self.kept[i] = self._ids[i] != _NO_GRADIENT
+            self.onto[i] = 0
+            self.lost[i] = ()
 
     def portions(self, indices: Sequence[int]) -> tuple[Portion, ...]:
         """Part parameters by the history of their gradients."""
-        groups: dict[tuple[Source, int], list[int]] = {}
+        groups: dict[tuple[Source, int, int], list[int]] = {}
         for i in indices:
-            groups.setdefault((self.sources[i], self.used[i]), []).append(i)
-        return tuple(Portion(source, used, self.shared(group)) for (source, used), group in groups.items())
+            groups.setdefault((self.sources[i], self.used[i], abs(self.onto[i])), []).append(i)
+        return tuple(Portion(*history, self.shared(group)) for history, group in groups.items())
 
     def _read(self) -> tuple[list[int], list[int]]:
         grads = [tensor.grad for tensor in self.tensors]

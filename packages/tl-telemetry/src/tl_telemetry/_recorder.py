@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -14,47 +13,18 @@ from torch import Tensor
 from tl_core import TrainingSetup
 
 from . import _taps
-from ._events import Backward, Clip, Event, GradientsCleared, OptimizerStep, Portion, SchedulerStep, Warned
+from ._begun import BackwardBegun, Call, Seen
+from ._events import Backward, Clip, Event, GradientsCleared, OptimizerStep, SchedulerStep, Warned
 from ._figures import Figures, Span, norms
 from ._forward import Forward
 from ._gradients import Gradients
 from ._marks import GraphMarks
 from ._record import StepRecord
 from ._schedulers import Schedulers
-from ._sites import calling_site, in_torch, shown_site
+from ._sites import calling_frame, calling_site, in_torch, is_running, shown_site
 from ._steppers import Stepper, Steppers
 from ._tensors import Tensors, is_lazy
 from ._updates import Updates
-
-
-@dataclass(slots=True)
-class _BackwardBegun:
-    """What was read before a backward pass ran."""
-
-    site: str
-    connected: bool
-    leftover: tuple[int, ...]
-    leftover_norms: Span | None
-    repeats: int | None
-    repeated: tuple[int, ...]
-    repeated_norms: Span | None
-    filled: set[int] = field(default_factory=set)  # by now, seen by optimizers that step inside of the pass
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What an optimizer has to work with."""
-
-    graded: tuple[int, ...]
-    ungraded: tuple[int, ...]
-    frozen: tuple[int, ...]
-    norms: Span
-    lrs: tuple[float | Span, ...]
-    scale: Span | None
-    found_inf: Span | None
-    stage: str | None
-    portions: tuple[Portion, ...]
-    lost: tuple[int, ...]
 
 
 class Recorder:
@@ -80,9 +50,9 @@ class Recorder:
         self._num_examples: int | None = None
         self._thread = threading.get_ident()
         self._backward_depth = 0
-        self._stepping: list[Stepper] = []
+        self._stepping: list[Call] = []
         self._walk_needed = True
-        self._begun: _BackwardBegun | None = None
+        self._begun: BackwardBegun | None = None
         self._requires_grad: list[bool] = []
         self._walk()
         self._requires_grad = [entry.tensor.requires_grad for entry in self.tensors.entries]
@@ -101,6 +71,7 @@ class Recorder:
         self._keep_trailing_events()
         self._figures.close_row()
         self._figures.send_block()
+        self._stepping = []
 
     def open_step(self, num_examples: int | None) -> None:
         self.close_at_updates = False
@@ -176,12 +147,10 @@ class Recorder:
             self._look_around()
             self.num_backwards += 1
             gradients = self.gradients
-            leftover = [
-                i for i, used in enumerate(gradients.used) if used and gradients.sources[i] and self._leftover(i)
-            ]
+            leftover = [i for i, kept in enumerate(gradients.kept) if kept]
             earlier, connected = self.marks.meet(roots, self.num_backwards)
             repeated = [i for i, source in enumerate(gradients.sources) if earlier in source] if earlier else []
-            self._begun = _BackwardBegun(
+            self._begun = BackwardBegun(
                 site=calling_site(),
                 connected=connected,
                 leftover=gradients.shared(leftover),
@@ -191,10 +160,6 @@ class Recorder:
                 repeated_norms=self._norms(repeated) if repeated else None,
             )
         self.watch_s += perf_counter() - start
-
-    def _leftover(self, index: int) -> bool:
-        source = self.gradients.sources[index]
-        return source[-1] <= self.gradients.used[index] and source[-1] > 0
 
     def backward_ended(self, completed: bool) -> None:
         self._backward_depth -= 1
@@ -217,10 +182,15 @@ class Recorder:
                 repeats=begun.repeats,
                 repeated=begun.repeated,
                 repeated_norms=begun.repeated_norms,
-                in_step=self._stepping[-1].name if self._stepping else None,
+                in_step=self._running_name(),
             )
         )
         self.watch_s += perf_counter() - start
+        self._close_update()
+
+    def _running_name(self) -> str | None:
+        self._forget_raised()
+        return self._stepping[-1].stepper.name if self._stepping else None
 
     def clip_begins(self, function: str, parameters: Sequence[Tensor], bound: float) -> None:
         start = perf_counter()
@@ -238,10 +208,10 @@ class Recorder:
                     given=len(parameters),
                     followed=gradients.shared(followed),
                     graded=gradients.shared(graded),
-                    used=gradients.shared(i for i in graded if gradients.sources[i] and self._leftover(i)),
+                    used=gradients.shared(i for i in graded if gradients.kept[i]),
                     norms=self._norms(graded),
                     scale=self._scale_at(graded),
-                    in_step=self._stepping[-1].name if self._stepping else None,
+                    in_step=self._running_name(),
                 )
             )
         self.watch_s += perf_counter() - start
@@ -251,41 +221,54 @@ class Recorder:
 
     def step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         start = perf_counter()
-        stepper = self.steppers.of(optimizer, self._stepping)
-        self._stepping.append(stepper)
+        stepper = self.steppers.of(optimizer)
+        self._forget_raised()
+        inside = any(c.records and not c.stepper.index_set.isdisjoint(stepper.indices) for c in self._stepping)
+        call = Call(stepper, calling_frame(), records=not inside)
+        self._stepping.append(call)
         if stepper.follow_new(self.gradients):
             self._walk_needed = True
         if stepper.is_new:
             stepper.is_new = False
             self.built_optimizers.append((len(self.records), stepper))
-        if stepper.records:
+        if call.records:
             with torch.no_grad():
                 if self._backward_depth and self._begun is not None:
-                    inside = self.gradients.fill(self.num_backwards, stepper.indices)
-                    self._begun.filled.update(inside)
+                    self._begun.filled.update(self.gradients.fill(self.num_backwards, stepper.indices))
                 else:
                     self._look_around()
                 if self._updates is not None:
                     self._updates.before(self._moving(stepper, closure))
                 if not closure:
-                    stepper.seen = self._see(stepper)
+                    call.seen = self._see(stepper)
         self.watch_s += perf_counter() - start
 
     def step_ended(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         start = perf_counter()
-        stepper = self._stepping.pop()
-        if stepper.records:
+        call = next((c for c in reversed(self._stepping) if c.stepper.optimizer is optimizer), None)
+        if call is None:  # it began before this recorder did
+            return
+        del self._stepping[self._stepping.index(call) :]
+        stepper = call.stepper
+        if call.records:
             with torch.no_grad():
-                seen = self._see(stepper) if closure else stepper.seen
-                if isinstance(seen, _Seen):
+                seen = self._see(stepper) if closure else call.seen
+                if seen is not None:
                     self._events.append(self._step_event(stepper, seen, closure))
                     self.gradients.use(stepper.indices, self.num_backwards)
-                    for i in stepper.indices:
-                        self.gradients.lost[i] = ()
-                self.gradients.accept(stepper.indices)
-            stepper.seen = None
         self.watch_s += perf_counter() - start
-        if self.close_at_updates and not self._stepping and not self._backward_depth:
+        self._close_update()
+
+    def _forget_raised(self) -> None:
+        """Drop calls of ``step()`` that raised: no hook tells of their end."""
+        if self._stepping:
+            self._stepping = [call for call in self._stepping if is_running(call.frame)]
+
+    def _close_update(self) -> None:
+        """End a record after an update, where nobody else says when a step ends."""
+        if not self.close_at_updates or self._stepping or self._backward_depth:
+            return
+        if any(isinstance(event, OptimizerStep) for event in self._events):
             self.close_step({}, None)
 
     # -- what is read off ---------------------------------------------------------------------------------------
@@ -321,7 +304,7 @@ class Recorder:
         grads = [grad for i in indices if (grad := self.gradients.tensors[i].grad) is not None]
         return self._figures.add(norms([grad.detach() if grad.requires_grad else grad for grad in grads]))
 
-    def _see(self, stepper: Stepper) -> _Seen:
+    def _see(self, stepper: Stepper) -> Seen:
         """Read what the optimizer works with; before its step, or after a closure that made the gradients."""
         gradients = self.gradients
         graded, ungraded, frozen = [], [], []
@@ -333,7 +316,7 @@ class Recorder:
                     frozen.append(i)
             elif tensor.requires_grad:
                 ungraded.append(i)
-        return _Seen(
+        return Seen(
             graded=gradients.shared(graded),
             ungraded=gradients.shared(ungraded),
             frozen=gradients.shared(frozen),
@@ -354,7 +337,7 @@ class Recorder:
             if (tensors[i].grad is not None or closure) and not is_lazy(tensors[i])
         ]
 
-    def _step_event(self, stepper: Stepper, seen: _Seen, closure: bool) -> OptimizerStep:
+    def _step_event(self, stepper: Stepper, seen: Seen, closure: bool) -> OptimizerStep:
         updates = unchanged = None
         low_precision: tuple[int, ...] = ()
         if self._updates is not None:

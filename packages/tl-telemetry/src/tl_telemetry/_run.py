@@ -56,6 +56,7 @@ class TrainingRun:
         self.facts = facts
         self._allow = rule_ids(allow, "allow")
         self._judged: tuple[int, Report] | None = None
+        self._in_step = False
 
     @property
     def setup(self) -> TrainingSetup:
@@ -74,11 +75,17 @@ class TrainingRun:
         Args:
             batch: the step's batch, for the record's ``num_examples``; it is only looked at.
         """
+        if self.facts.over:
+            raise RuntimeError("run.step() must be used inside of the block that observes: this run is over")
+        if self._in_step:
+            raise RuntimeError("run.step() was entered inside of a run.step() block: a step has one record")
         current = CurrentStep(len(self.records))
         self.facts.recorder.open_step(_num_examples(batch))
+        self._in_step = True
         try:
             yield current
         finally:
+            self._in_step = False
             self.facts.recorder.close_step(current._losses, current._main_loss)
 
     # -- what was seen ------------------------------------------------------------------------------------------

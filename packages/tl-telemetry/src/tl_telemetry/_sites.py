@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import torch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(__file__) + os.sep
+_DYNAMO = _TORCH + "_dynamo" + os.sep
 
 
 def calling_site() -> str:
@@ -25,6 +26,22 @@ def calling_site() -> str:
     return "?"
 
 
+def calling_frame() -> FrameType | None:
+    """Return the frame that called into this package, seen through the wrappers that keep dynamo out."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((_OWN, _DYNAMO)):
+        frame = frame.f_back
+    return frame
+
+
+def is_running(frame: FrameType | None) -> bool:
+    """Tell whether a frame is among the callers."""
+    caller: FrameType | None = sys._getframe(1)
+    while caller is not None and caller is not frame:
+        caller = caller.f_back
+    return caller is not None
+
+
 def shown_site(filename: str, lineno: int) -> str:
     """Return ``file.py:line``."""
     return f"{os.path.basename(filename)}:{lineno}"
@@ -37,8 +54,20 @@ def in_torch(filename: str) -> bool:
 
 def cut_own_frames(traceback: TracebackType | None) -> None:
     """Unlink this package's frames from a traceback, in place, all but a first one."""
-    while traceback is not None and traceback.tb_next is not None:
-        if traceback.tb_next.tb_frame.f_code.co_filename.startswith(_OWN):
-            traceback.tb_next = traceback.tb_next.tb_next
-        else:
-            traceback = traceback.tb_next
+    kept: TracebackType | None = None
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    for entry, following in zip(reversed(entries), [None, *reversed(entries)], strict=False):
+        # entries that are cut lead on to what is kept too: somebody may hold the traceback from there on
+        entry.tb_next = kept
+        filename = entry.tb_frame.f_code.co_filename
+        # torch's wrapper around a patched function goes with it
+        wrapper = filename.startswith(_DYNAMO) and following is not None and _is_own(following)
+        if not (filename.startswith(_OWN) or wrapper):
+            kept = entry
+
+
+def _is_own(traceback: TracebackType) -> bool:
+    return traceback.tb_frame.f_code.co_filename.startswith(_OWN)

@@ -24,8 +24,6 @@ class Stepper:
         self.index_set: frozenset[int] = frozenset()
         self.count = 0
         self.is_new = False
-        self.records = True
-        self.seen: Any = None  # what the recorder read before the step that runs
         self._tensors = tensors
         self._shape: tuple[int, ...] = ()
 
@@ -82,8 +80,8 @@ class Steppers:
             stepper.name = name
             stepper.follow_new()
 
-    def of(self, optimizer: torch.optim.Optimizer, running: list[Stepper]) -> Stepper:
-        """Return the stepper of an optimizer that begins to step while the ``running`` ones do."""
+    def of(self, optimizer: torch.optim.Optimizer) -> Stepper:
+        """Return the stepper of an optimizer that begins to step."""
         stepper = self._known.get(id(optimizer))
         if stepper is None:
             self.refresh()
@@ -91,10 +89,6 @@ class Steppers:
             if stepper is None:
                 stepper = self._met(optimizer)
             stepper.is_new = True
-        # an optimizer that steps inside of another one's step (a wrapper around it) does that one's update
-        stepper.records = not any(
-            outer.records and not outer.index_set.isdisjoint(stepper.indices) for outer in running
-        )
         return stepper
 
     def _met(self, optimizer: torch.optim.Optimizer) -> Stepper:

@@ -120,7 +120,8 @@ def _patched_backward() -> Iterator[None]:
 
     # In a compiled function, backward runs between two graphs, and dynamo looks at every frame below it. It must pass
     # this one by, without passing by the person's own hooks further below, and must not look into the watchers at all.
-    begins, ended = torch.compiler.disable(_backward_begins), torch.compiler.disable(_backward_ended)
+    begins = torch.compiler.disable(_backward_begins)  # type: ignore[no-untyped-call]
+    ended = torch.compiler.disable(_backward_ended)  # type: ignore[no-untyped-call]
 
     @wraps(original)
     def run_backward(roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
@@ -136,7 +137,7 @@ def _patched_backward() -> Iterator[None]:
         finally:
             ended(told, completed)
 
-    run_backward = torch.compiler.disable(run_backward, recursive=False)
+    run_backward = torch.compiler.disable(run_backward, recursive=False)  # type: ignore[no-untyped-call]
     engine._engine_run_backward = run_backward
     try:
         yield

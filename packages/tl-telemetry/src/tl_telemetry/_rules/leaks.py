@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tl_core import Finding
 from tl_telemetry._events import Backward, OptimizerStep, Portion
 from tl_telemetry._evidence import Evidence, at, enough, number, several, telling
-from tl_telemetry._record import StepRecord, total
+from tl_telemetry._record import total
 
 
 def missing_zero_grad(run: Evidence) -> Iterator[Finding]:
@@ -16,10 +16,12 @@ def missing_zero_grad(run: Evidence) -> Iterator[Finding]:
     for name, steps in run.steps_by_optimizer.items():
         hit: list[int] = []
         held: set[int] = set()
+        users: set[str] = set()
         example: tuple[int, float, float] | None = None
         for record, event in steps:
             leftover = _leftover(run, event)
             if leftover:
+                users.update(run.last_users(event, leftover))
                 hit.append(record.step)
                 held.update(leftover)
                 before = dict(zip(event.graded, record.norms_before_clip(event), strict=True))
@@ -28,14 +30,26 @@ def missing_zero_grad(run: Evidence) -> Iterator[Finding]:
             continue
         step, left, whole = example
         parameters = [i for _, event in steps for i in event.graded]
-        whose = "the gradients" if held >= set(parameters) else f"the gradients of {run.shown(held)}"
+        whole_optimizer = held >= set(parameters)
+        whose = "the gradients" if whole_optimizer else f"the gradients of {run.shown(held)}"
+        others = sorted(users - {name})
+        earlier = "its earlier updates" if not others else f"earlier updates by {' and '.join(map(repr, others))}"
+        cause = "nothing cleared them between that update and the next backward(), which adds to what it finds"
+        if not whole_optimizer and not others:
+            cause += "; the other gradients of this optimizer were cleared, or had nothing to add up"
+        fix = "call zero_grad() once an update, before backward() or after step()"
+        if others:
+            fix += f", on {name!r} too"
+        elif not whole_optimizer:
+            fix += ", on the optimizer itself: it reaches all that it steps, which a module's zero_grad() need not"
         yield Finding(
             rule="missing-zero-grad",
-            seen=f"{whose} that {name!r} stepped with still held those of its earlier updates "
-            f"({len(hit)} of {several(len(steps), 'update')}, {at(hit)}): at step {step} a norm of {number(left)} was left "
+            seen=f"{whose} that {name!r} stepped with still held those of {earlier} "
+            f"({len(hit)} of {several(len(steps), 'update')}, {at(hit)}): at step {step} a norm of {number(left)} was "
+            "left "
             f"over when backward() added to it, and the sum had a norm of {number(whole)}",
-            cause="nothing cleared the gradients between the optimizer's step() and the next backward(): they keep adding up",
-            fix="call zero_grad() once an update, before backward() or after step(), on every optimizer",
+            cause=cause,
+            fix=fix,
             steps=telling(hit),
             parameters=run.named(held),
             evidence={"updates": len(steps), "with_leftover": len(hit), "leftover_norm": left, "norm": whole},
@@ -60,10 +74,13 @@ def backward_twice(run: Evidence) -> Iterator[Finding]:
             continue
         yield Finding(
             rule="backward-twice",
-            seen=f"backward() ran twice on the same loss before {name!r} stepped ({', '.join(sorted(sites))}; "
-            f"{len(set(hit))} of {several(len(steps), 'update')}, {at(hit)}): the gradients of {run.shown(held)} hold it twice",
-            cause="a second call (with retain_graph=True in the first), for example in a logging helper: gradients add up",
-            fix="call backward() once a loss; to log gradient norms, read p.grad after the one call",
+            seen=f"backward() ran twice on the same loss before {name!r} stepped ({_lines(sites)}; "
+            f"{len(set(hit))} of {several(len(steps), 'update')}, {at(hit)}): the gradients of {run.shown(held)} held "
+            "it twice",
+            cause="the second call adds its gradients to those of the first: nothing cleared them in between",
+            fix="call backward() once on each loss; to log gradient norms, read p.grad after that call, or take them "
+            "from "
+            "torch.autograd.grad, which adds nothing to p.grad",
             steps=telling(hit),
             parameters=run.named(held),
             evidence={"updates": len(steps), "doubled": len(set(hit))},
@@ -77,29 +94,39 @@ def leaked_gradient(run: Evidence) -> Iterator[Finding]:
         held: set[int] = set()
         others: set[str] = set()
         sites: set[str] = set()
+        own_sites: set[str] = set()
         for record, event in steps:
             for portion in event.portions:
-                leak = _leak(run, record, event, portion)
+                leak = _leak(run, event, portion)
                 if leak is not None:
                     hit.append(record.step)
                     held.update(portion.parameters)
                     others.add(leak[0])
                     sites.add(leak[1])
+                    own_sites.add(leak[2])
         if not hit or not enough(len(set(hit)), len(steps)):
             continue
-        other = ", ".join(map(repr, sorted(others)))
+        other = " and ".join(map(repr, sorted(others)))
         yield Finding(
             rule="leaked-gradient",
-            seen=f"{name!r} stepped with gradients that {other}'s loss had left in {run.shown(held)} ({', '.join(sorted(sites))}; "
-            f"{len(set(hit))} of {several(len(steps), 'update')}, {at(hit)}), added to those of its own loss",
-            cause=f"the backward pass for {other} also reaches these parameters, and nothing clears them before {name!r}'s "
-            "own backward pass",
-            fix=f"call {name!r}'s zero_grad() right before its own backward(), or cut the other loss off from these "
-            "parameters (detach its input, or requires_grad_(False) meanwhile)",
+            seen=f"the gradients of {run.shown(held)} that {name!r} stepped with held more than those of its own loss "
+            f"({_lines(own_sites)}): the loss that {other} steps with ({_lines(sites)}) had left its gradients in them "
+            f"({len(set(hit))} of {several(len(steps), 'update')}, {at(hit)})",
+            cause=f"the backward pass for {other} reaches these parameters too, and nothing clears their gradients "
+            "before the "
+            f"backward pass for {name!r} adds to them",
+            fix=f"call zero_grad() on {name!r} right before the backward() of its own loss, or keep the other loss "
+            "out of "
+            "these parameters (requires_grad_(False) meanwhile, or backward(inputs=...))",
             steps=telling(hit),
             parameters=run.named(held),
             evidence={"updates": len(steps), "leaked": len(set(hit)), "from": tuple(sorted(others))},
         )
+
+
+def _lines(sites: set[str]) -> str:
+    """Return lines of code in words: ``train.py:8``, ``train.py:8 and train.py:12``."""
+    return " and ".join(sorted(sites))
 
 
 def _passes(run: Evidence, portion: Portion) -> list[Backward]:
@@ -111,11 +138,12 @@ def _leftover(run: Evidence, event: OptimizerStep) -> dict[int, float]:
     """Return the parameters whose gradient held used content under fresh one, with the norm of what was left."""
     left: dict[int, float] = {}
     for portion in event.portions:
-        fresh = _passes(run, portion)
-        if not portion.stale or not fresh or fresh[0].leftover_norms is None:
+        onto = run.backwards.get(portion.onto)
+        if onto is None or onto[1].leftover_norms is None:
             continue
-        norms = dict(zip(fresh[0].leftover, fresh[0].leftover_norms.values(), strict=True))
-        left.update({i: norms[i] for i in portion.parameters if norms.get(i, 0.0) > 0.0})
+        norms = dict(zip(onto[1].leftover, onto[1].leftover_norms.values(), strict=True))
+        now = dict(zip(event.graded, event.norms.values(), strict=True))
+        left.update({i: norms[i] for i in portion.parameters if norms.get(i, 0.0) > 0.0 and now[i] > 0.0})
     return left
 
 
@@ -126,8 +154,9 @@ def _doubled(backward: Backward, portion: Portion) -> set[int]:
     return {i for i in portion.parameters if i in backward.filled and norms.get(i, 0.0) > 0.0}
 
 
-def _leak(run: Evidence, record: StepRecord, event: OptimizerStep, portion: Portion) -> tuple[str, str] | None:
-    """Return (other optimizer, line) when a pass that another optimizer used came before this one's own pass."""
+def _leak(run: Evidence, event: OptimizerStep, portion: Portion) -> tuple[str, str, str] | None:
+    """Return (other optimizer, its line, own line) when a pass that another optimizer used came before this one's "
+    "own pass."""
     passes = _passes(run, portion)
     for earlier, own in itertools.pairwise(passes):
         if earlier.site == own.site and earlier.filled == own.filled:
@@ -135,16 +164,13 @@ def _leak(run: Evidence, record: StepRecord, event: OptimizerStep, portion: Port
         other = _user_between(run, event, earlier, own)
         if other is None:
             continue
-        earlier_step = run.backwards[earlier.number][0].step
-        used_by_other = set(other.graded)
-        mine = set(event.graded)
-        # In one step, parts that several losses share may collect all of them (a shared encoder). A loss of another
-        # optimizer leaked when it came in an earlier step, or when this optimizer's own loss is only its own, or runs
-        # through the other's parameters too (a critic's or generator's).
-        own_only = set(own.filled) <= mine
-        through_other = not used_by_other.isdisjoint(own.filled)
-        if earlier_step != record.step or own_only or through_other:
-            return other.optimizer, earlier.site
+        # Parts that several losses share may collect all of them, at a rate of their own (a shared encoder). Another
+        # optimizer's loss leaked when this optimizer's own loss is only its own, or runs through the other's parameters
+        # too (a critic's or generator's).
+        own_only = set(own.filled) <= set(event.graded)
+        through_other = not set(other.graded).isdisjoint(own.filled)
+        if own_only or through_other:
+            return other.optimizer, earlier.site, own.site
     return None
 
 

@@ -1,0 +1,50 @@
+"""What was read when an act began, kept until it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import FrameType
+
+from tl_telemetry._events import Portion
+from tl_telemetry._figures import Span
+from tl_telemetry._steppers import Stepper
+
+
+@dataclass(slots=True)
+class BackwardBegun:
+    """What was read before a backward pass ran."""
+
+    site: str
+    connected: bool
+    leftover: tuple[int, ...]
+    leftover_norms: Span | None
+    repeats: int | None
+    repeated: tuple[int, ...]
+    repeated_norms: Span | None
+    filled: set[int] = field(default_factory=set)  # by now, seen by optimizers that step inside of the pass
+
+
+@dataclass(slots=True)
+class Seen:
+    """What an optimizer has to work with."""
+
+    graded: tuple[int, ...]
+    ungraded: tuple[int, ...]
+    frozen: tuple[int, ...]
+    norms: Span
+    lrs: tuple[float | Span, ...]
+    scale: Span | None
+    found_inf: Span | None
+    stage: str | None
+    portions: tuple[Portion, ...]
+    lost: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of an optimizer's ``step()`` that runs, or that raised."""
+
+    stepper: Stepper
+    frame: FrameType | None
+    records: bool  # False inside of another one's step, as a wrapper or a subclass calls it: that one's update
+    seen: Seen | None = None
