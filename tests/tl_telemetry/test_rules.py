@@ -2,7 +2,7 @@
 
 The loops of a rule are in ``cases/<rule_id with underscores>.py``. Such a file has
 
-- ``buggy()`` and ``healthy()``, which differ by one line: the arguments of ``run_training``, and under ``"judge"`` those
+- ``buggy()`` and ``healthy()``, which differ by one line: the arguments of ``run_training``, under ``"judge"`` those
   of ``TrainingRun.check`` or a function that applies an assertion to the run;
 - ``MESSAGE``, the whole text that the buggy loop gets;
 - perhaps ``near_misses()``, further correct loops by name.

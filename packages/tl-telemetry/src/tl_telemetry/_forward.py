@@ -7,7 +7,7 @@ from torch import nn
 
 from tl_core import TrainingSetup
 
-from ._tensors import Tensors, other_modules
+from ._tensors import Tensors, other_modules, using_modules
 
 RAN_WITH_GRAD = 1
 RAN_WITHOUT_GRAD = 2
@@ -35,11 +35,12 @@ class Forward:
         """Follow every module of the setup (the model's and the others')."""
         roots = [setup.model, *(module for _, module in other_modules(setup))]
         for root in roots:
+            users = using_modules(root)
             for module in root.modules():
                 if id(module) not in self.flags:
                     self.flags[id(module)] = 0
                     if any(p is not None for p in module._parameters.values()):
-                        self._awaited.add(id(module))
+                        self._awaited.add(id(users[id(module)]))
 
     def begins(self, module: nn.Module) -> None:
         flags = self.flags.get(id(module))

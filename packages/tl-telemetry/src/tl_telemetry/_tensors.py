@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tl_core import TrainingSetup, parameter_names
@@ -18,7 +19,8 @@ class Tracked:
     Attributes:
         tensor: the parameter itself.
         name: its name in the model, or where it lives otherwise (``criterion.log_var``, ``optimizer group 0 [3]``).
-        owner: the module that holds it, or None for a bare tensor.
+        owner: the module whose forward pass uses it: the one that holds it, or the one around a ``ParameterList``; None
+            for a bare tensor.
         in_model: whether the model holds it now.
     """
 
@@ -52,8 +54,12 @@ class Tensors:
         """Read the modules again: parameters may have been added, replaced or tied since the last walk."""
         for entry in self.entries:
             entry.in_model = False
+        users = using_modules(setup.model)
         owners = {
-            id(p): module for module in setup.model.modules() for p in module._parameters.values() if p is not None
+            id(p): users[id(module)]
+            for module in setup.model.modules()
+            for p in module._parameters.values()
+            if p is not None
         }
         for name, parameter in parameter_names(setup.model).items():
             index = self.add(parameter, name, owners.get(id(parameter)))
@@ -85,6 +91,31 @@ def other_modules(setup: TrainingSetup) -> list[tuple[str, nn.Module]]:
         for name, module in found.items()
         if isinstance(module, nn.Module) and id(module) not in own and not name.startswith("_")
     ]
+
+
+def using_modules(root: nn.Module) -> dict[int, nn.Module]:
+    """Return, by a module's id, the module whose forward pass uses its parameters: itself, or the one around it.
+
+    A container (``ParameterList``, ``ParameterDict``, a holder without a forward) is never called.
+    """
+    users: dict[int, nn.Module] = {}
+
+    def visit(module: nn.Module, around: nn.Module) -> None:
+        if id(module) not in users:
+            user = module if _is_called(module) else around
+            users[id(module)] = user
+            for child in module.children():
+                visit(child, user)
+
+    visit(root, root)
+    return users
+
+
+def _is_called(module: nn.Module) -> bool:
+    # nn.MultiheadAttention reads the weights of its output projection, of a class made for that, without calling it
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return False
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def is_lazy(tensor: Tensor) -> bool:

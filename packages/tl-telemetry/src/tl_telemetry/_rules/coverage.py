@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from tl_core import Finding
 from tl_coverage import check_optimizer_coverage
-from tl_telemetry._evidence import Evidence, several
+from tl_telemetry._evidence import Evidence
+from tl_telemetry._forward import OPAQUE, RAN_WITH_GRAD, RAN_WITHOUT_GRAD
 from tl_telemetry._rule_ids import COVERAGE
 
 # What a run judges by what happens, not by what the optimizers hold.
@@ -18,7 +19,8 @@ JUDGED_BY_STEPS = ("several-optimizers", "foreign-tensor")
 
 def coverage(run: Evidence) -> Iterator[Finding]:
     """See what ``tl_coverage`` finds at the end of the run, with every optimizer that stepped."""
-    report = check_optimizer_coverage(run.setup.model, _optimizers(run), ignore=_ignored_names(run))
+    left_out = run.ignored | trained_otherwise(run) | run_without_gradient(run)
+    report = check_optimizer_coverage(run.setup.model, _optimizers(run), ignore=_escaped(run, left_out))
     became = {run.tensors.name(i): step for i, step in run.facts.recorder.became_trainable.items()}
     for finding in report.findings:
         if finding.rule in JUDGED_BY_STEPS or finding.rule not in COVERAGE:
@@ -41,7 +43,7 @@ def coverage(run: Evidence) -> Iterator[Finding]:
 
 def frozen_parameter(run: Evidence) -> Iterator[Finding]:
     """Note modules whose ``requires_grad`` was set as a plain attribute, which unfreezes nothing."""
-    report = check_optimizer_coverage(run.setup.model, _optimizers(run), ignore=_ignored_names(run))
+    report = check_optimizer_coverage(run.setup.model, _optimizers(run), ignore=_escaped(run, run.ignored))
     yield from (note for note in report.notes if note.rule == "frozen-parameter")
 
 
@@ -56,15 +58,21 @@ def several_optimizers(run: Evidence) -> Iterator[Finding]:
         if len(names) > 1 and i not in run.ignored:
             shared.setdefault(tuple(sorted(names)), []).append(i)
     for optimizers, indices in shared.items():
+        counts = " and ".join(str(_num_steps(run, name, indices)) for name in optimizers)
         yield Finding(
             rule="several-optimizers",
-            seen=f"{' and '.join(map(repr, optimizers))} stepped {run.shown(indices)} in turns, each with gradients of its own "
-            f"({several(sum(e.optimizer in optimizers for _, e in run.steps), 'update')})",
-            cause="several optimizers hold these parameters: each keeps momentum and moments that the other's updates ignore",
+            seen=f"{' and '.join(map(repr, optimizers))} stepped {run.shown(indices)} in turns, each with gradients of "
+            f"its own ({counts} updates)",
+            cause="each of these optimizers holds these parameters, and keeps moments and momentum that know nothing "
+            "of the other updates",
             fix="nothing, if the turns are meant; else give each parameter to one optimizer",
             parameters=run.named(indices),
             evidence={"optimizers": optimizers},
         )
+
+
+def _num_steps(run: Evidence, optimizer: str, indices: list[int]) -> int:
+    return sum(not set(indices).isdisjoint(event.graded) for _, event in run.steps_by_optimizer[optimizer])
 
 
 def _optimizers(run: Evidence) -> dict[str, Any]:
@@ -77,8 +85,28 @@ def _optimizers(run: Evidence) -> dict[str, Any]:
     return optimizers
 
 
-def _ignored_names(run: Evidence) -> list[str]:
-    return [glob.escape(run.tensors.name(i)) for i in run.ignored if run.tensors.entries[i].in_model]
+def _escaped(run: Evidence, indices: Iterable[int]) -> list[str]:
+    return [glob.escape(run.tensors.name(i)) for i in indices if run.tensors.entries[i].in_model]
+
+
+def trained_otherwise(run: Evidence) -> frozenset[int]:
+    """Return parameters in no optimizer that the loop moves by hand: a target network, ``p -= lr * p.grad``."""
+    # a name moves too when its layer is replaced: only the tensors of the run's start are meant
+    return frozenset(i for i in run.trainable if i not in run.held and i in run.moved and i < run.facts.num_start)
+
+
+def run_without_gradient(run: Evidence) -> frozenset[int]:
+    """Return parameters in no optimizer whose module only ran under ``no_grad``, in a model that trains otherwise."""
+    if run.graded.isdisjoint(run.trainable):
+        return frozenset()
+    flags = run.facts.recorder.forward.flags
+    known = run.held | run.filled | run.moved
+    ran = RAN_WITHOUT_GRAD | RAN_WITH_GRAD | OPAQUE
+    return frozenset(
+        i
+        for i in run.trainable
+        if i not in known and flags.get(id(run.tensors.entries[i].owner), 0) & ran == RAN_WITHOUT_GRAD
+    )
 
 
 def _foreign_without_gradient(run: Evidence) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from torch import nn
 
@@ -10,32 +11,36 @@ from tl_core import Finding
 from tl_telemetry._evidence import Evidence, at, several, telling
 from tl_telemetry._forward import CUT_INSIDE, OPAQUE, RAN_WITH_GRAD, RAN_WITHOUT_GRAD
 from tl_telemetry._record import total
+from tl_telemetry._rules.coverage import run_without_gradient
 
 
 def loss_not_connected(run: Evidence) -> Iterator[Finding]:
     """See losses whose backward pass reaches no parameter at all."""
     passes = list(run.backwards.values())
-    if not passes or run.filled:
-        return
+    if not passes or run.filled or run.graded:
+        return  # gradients that were there without a pass were put there by hand
     without_graph = sum(not event.connected for _, event in passes)
     if without_graph == len(passes):
-        what = "the loss has no graph behind it (it is a leaf tensor)"
+        what = "the loss was a leaf tensor, with no graph behind it"
         cause = (
-            "the loss was made anew from a number or from detached data: `.item()`, `.detach()`, `torch.tensor(...)`; "
+            "the loss was made anew from a number or from detached data (`.item()`, `.detach()`, `torch.tensor(...)`); "
             "`requires_grad=True` on it only silences torch's error"
         )
+        fix = "call backward() on the tensor that the loss function returned, before any .item() or .detach()"
     else:
-        what = "no parameter that is followed got a gradient from it"
+        what = "a graph was behind the loss, but no parameter of the model or of an optimizer got a gradient from it"
         cause = (
-            "the loss is computed from something else than the model's parameters: a detached or another model's output"
+            "undecided: the loss was computed from another copy of the model, or from an output that had left the "
+            "graph (`.detach()`, `.data`, no_grad) together with something else that needs gradients, such as the input"
         )
+        fix = "compute the loss from the output of the model that the setup holds, without leaving the graph in between"
     steps = telling(record.step for record, _ in passes)
     yield Finding(
         rule="loss-not-connected",
-        seen=f"the loss is not connected to the model: {several(len(passes), 'backward')} "
-        f"({passes[0][1].site}), and {what} ({at(steps)})",
+        seen=f"{several(len(passes), 'backward pass')} ({passes[0][1].site}) reached no parameter: {what} "
+        f"({at(steps)})",
         cause=cause,
-        fix="call backward() on the tensor that the loss function returned, before any .item() or .detach()",
+        fix=fix,
         steps=steps,
         evidence={"backward_passes": len(passes), "without_graph": without_graph},
     )
@@ -59,7 +64,8 @@ def zeroed_before_step(run: Evidence) -> Iterator[Finding]:
             rule="zeroed-before-step",
             seen=f"the gradients of {run.shown(lost)} were {what} when {name!r} stepped, although a backward pass had "
             f"filled them just before ({len(hit)} of {several(len(steps), 'update')}, {at(hit)})",
-            cause="zero_grad() runs between backward() and step(): the update has no gradient to apply"
+            cause="they were cleared between backward() and step(), as by a zero_grad() in the wrong place: the update "
+            "has no gradient to apply"
             + (", so that at most weight decay and momentum move the weights" if kept_tensors else ""),
             fix="move zero_grad() before backward(), or after step()",
             steps=telling(hit),
@@ -70,27 +76,38 @@ def zeroed_before_step(run: Evidence) -> Iterator[Finding]:
 
 def no_gradient(run: Evidence) -> Iterator[Finding]:
     """See trainable parameters that never get a gradient although their module ran with grad mode on."""
-    ran, cut, _ = _without_gradient(run)
+    without = without_gradient(run)
+    ran, cut = without.ran, without.cut
     reached = [i for i in run.trainable if i in run.filled]
-    counts = f"in {several(len(run.records), 'step')}, while {len(reached)} other tensors got theirs"
+    counts = f"in {several(len(run.records), 'step')}, while {several(len(reached), 'other parameter')} got one"
     if ran:
         yield Finding(
             rule="no-gradient",
-            seen=f"{run.shown(ran)} never got a gradient {counts}; the module's forward pass ran with gradients on",
-            cause="the graph is cut between this module's output and the loss (`.detach()`, `.data`, `.item()`, a copy "
-            "through numpy), or its output does not enter the loss",
-            fix="let the output reach the loss without leaving the graph, or add the term that was left out to the loss; "
-            "freeze the parameters (requires_grad_(False)) if they are not meant to train",
+            seen=f"{run.shown(ran)} never got a gradient {counts}; its forward pass ran with gradients on",
+            cause="undecided: its output leaves the graph on the way to the loss (`.detach()`, `.data`, `.item()`, a "
+            "copy through numpy), or does not enter the loss at all",
+            fix="let its output reach the loss without leaving the graph; if it is not meant to train, freeze it with "
+            "requires_grad_(False), or pass ignore=",
             parameters=run.named(ran),
             evidence={"steps": len(run.records), "without_gradient": len(ran), "with_gradient": len(reached)},
         )
     if cut:
+        cause = "this part of the forward pass is under torch.no_grad(), inference_mode() or set_grad_enabled(False)"
+        fix = (
+            "take that away; if the part is not meant to train, freeze it with requires_grad_(False) and leave it out "
+            "of the optimizer, or pass ignore="
+        )
+        if any("None of the inputs have requires_grad=True" in event.message for _, event in run.warnings):
+            cause = (
+                "torch.utils.checkpoint with use_reentrant=True, around inputs that need no gradient: torch warned "
+                "that its gradients will be None"
+            )
+            fix = "pass use_reentrant=False to checkpoint()"
         yield Finding(
             rule="no-gradient",
-            seen=f"{run.shown(cut)} never got a gradient {counts}; the module's forward pass ran only with gradients off",
-            cause="torch.no_grad() (or inference_mode) around this part of the forward pass",
-            fix="take the no_grad() away, or freeze the parameters (requires_grad_(False)) and leave them out of the "
-            "optimizer if they are not meant to train",
+            seen=f"{run.shown(cut)} never got a gradient {counts}; its forward pass ran only with gradients off",
+            cause=cause,
+            fix=fix,
             parameters=run.named(cut),
             evidence={"steps": len(run.records), "without_gradient": len(cut), "with_gradient": len(reached)},
         )
@@ -98,18 +115,40 @@ def no_gradient(run: Evidence) -> Iterator[Finding]:
 
 def never_ran(run: Evidence) -> Iterator[Finding]:
     """Note trainable parameters without a gradient whose module was not seen to run with grad mode on."""
-    _, _, idle = _without_gradient(run)
-    if idle:
-        yield Finding(
-            rule="never-ran",
-            seen=f"{run.shown(idle)} never got a gradient in {several(len(run.records), 'step')}: the module was not "
-            "seen to run with gradients on",
-            cause="it is not used in these steps (an expert that was not chosen, another task's head, a target network), "
-            "or it runs where forward passes cannot be seen (under no_grad, inside of a compiled model)",
-            fix="nothing, if it is meant; else call it in the forward pass, or run more steps",
-            parameters=run.named(idle),
-            evidence={"steps": len(run.records), "without_gradient": len(idle)},
-        )
+    without = without_gradient(run)
+    aside = sorted({*without.only_off, *run_without_gradient(run)})
+    num_steps = several(len(run.records), "step")
+    for indices, seen, cause, fix in (
+        (
+            without.not_called,
+            f"never got a gradient in {num_steps}, and was not called in any of them",
+            "it had no turn in these steps (an expert that was not chosen, another task's head), or the loop does not "
+            "use it",
+            "nothing, if its turn comes later; else call it in the forward pass, or remove it",
+        ),
+        (
+            aside,
+            f"never got a gradient in {num_steps}, and was only seen to run with gradients off",
+            "all of its calls are under torch.no_grad(), as those of a target network or a teacher are",
+            "nothing, if it is not meant to train: requires_grad_(False) says so; else call it with gradients on",
+        ),
+        (
+            without.hidden,
+            f"never got a gradient in {num_steps}; it is inside of a compiled or scripted module",
+            "undecided: what runs inside of such a module cannot be seen, so its output may be unused or cut off from "
+            "the loss",
+            "watch the loop once without torch.compile: then the finding says which of them it is",
+        ),
+    ):
+        if indices:
+            yield Finding(
+                rule="never-ran",
+                seen=f"{run.shown(indices)} {seen}",
+                cause=cause,
+                fix=fix,
+                parameters=run.named(indices),
+                evidence={"steps": len(run.records), "without_gradient": len(indices)},
+            )
 
 
 def zero_gradient(run: Evidence) -> Iterator[Finding]:
@@ -123,24 +162,33 @@ def zero_gradient(run: Evidence) -> Iterator[Finding]:
         hit = telling(record.step for record, _ in with_gradient)
         yield Finding(
             rule="zero-gradient",
-            seen=f"every gradient that {name!r} stepped with was exactly 0 ({len(hit)} of {several(len(steps), 'update')}, "
-            f"{at(hit)})",
-            cause="undecided: the loss does not depend on the weights (a saturated or constant output, a clamp at its "
-            "bound, a loss multiplied by 0), or something sets the gradients to 0 through .data",
-            fix="print the loss's inputs for two different batches, and look for what makes the loss constant",
+            seen=f"every gradient that {name!r} stepped with was exactly 0 ({len(hit)} of "
+            f"{several(len(steps), 'update')}, {at(hit)})",
+            cause="undecided: the loss is flat in these weights (a saturated or constant output, a softmax over one "
+            "value, a clamp at its bound, a term multiplied by 0), or something sets the gradients to 0 through .data",
+            fix="follow the loss back from its end, and look for the operation whose output does not change with its "
+            "input",
             steps=hit,
             parameters=run.named(i for _, event in with_gradient for i in event.graded),
             evidence={"updates": len(steps)},
         )
 
 
-def _without_gradient(run: Evidence) -> tuple[list[int], list[int], list[int]]:
-    """Return trainable parameters without a gradient: their module ran, ran only under no_grad, was not seen to run."""
-    ran: list[int] = []
-    cut: list[int] = []
-    idle: list[int] = []
+class WithoutGradient(NamedTuple):
+    """Trainable parameters in an optimizer that got no gradient, by what was seen of their module."""
+
+    ran: list[int]  # with gradients on
+    cut: list[int]  # with gradients off where they should be on
+    only_off: list[int]  # with gradients off, beside a trained module of the same kind
+    not_called: list[int]
+    hidden: list[int]  # inside of a compiled or scripted module
+
+
+def without_gradient(run: Evidence) -> WithoutGradient:
+    """Part the parameters that got no gradient; none of them when no backward pass reached anything."""
+    found = WithoutGradient([], [], [], [], [])
     if not run.filled:  # no backward pass reached anything, or gradients were made without one
-        return ran, cut, idle
+        return found
     seen = run.filled | run.graded
     flags = run.facts.recorder.forward.flags
     for i in run.trainable:
@@ -149,18 +197,20 @@ def _without_gradient(run: Evidence) -> tuple[list[int], list[int], list[int]]:
         owner = run.tensors.entries[i].owner
         flag = flags.get(id(owner), 0)
         if flag & OPAQUE:
-            idle.append(i)
+            found.hidden.append(i)
         elif flag & RAN_WITH_GRAD:
-            ran.append(i)
+            found.ran.append(i)
         elif flag & CUT_INSIDE or (flag & RAN_WITHOUT_GRAD and not _has_trained_twin(run, owner)):
-            cut.append(i)
+            found.cut.append(i)
+        elif flag & RAN_WITHOUT_GRAD:
+            found.only_off.append(i)
         else:
-            idle.append(i)
-    return ran, cut, idle
+            found.not_called.append(i)
+    return found
 
 
 def _has_trained_twin(run: Evidence, owner: nn.Module | None) -> bool:
-    """Tell whether another module of the same kind and shapes is trained: then this one may be its target or teacher."""
+    """Tell whether another module of the same kind and shapes is trained, whose target or teacher this one may be."""
     if owner is None:
         return True
     shapes = [tuple(p.shape) for p in owner.parameters(recurse=False)]

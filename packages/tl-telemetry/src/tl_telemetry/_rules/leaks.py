@@ -44,10 +44,9 @@ def missing_zero_grad(run: Evidence) -> Iterator[Finding]:
             fix += ", on the optimizer itself: it reaches all that it steps, which a module's zero_grad() need not"
         yield Finding(
             rule="missing-zero-grad",
-            seen=f"{whose} that {name!r} stepped with still held those of {earlier} "
-            f"({len(hit)} of {several(len(steps), 'update')}, {at(hit)}): at step {step} a norm of {number(left)} was "
-            "left "
-            f"over when backward() added to it, and the sum had a norm of {number(whole)}",
+            seen=f"{whose} that {name!r} stepped with still held those of {earlier} ({len(hit)} of "
+            f"{several(len(steps), 'update')}, {at(hit)}): at step {step} a norm of {number(left)} was left over when "
+            f"backward() added to it, and the sum had a norm of {number(whole)}",
             cause=cause,
             fix=fix,
             steps=telling(hit),
@@ -79,8 +78,7 @@ def backward_twice(run: Evidence) -> Iterator[Finding]:
             "it twice",
             cause="the second call adds its gradients to those of the first: nothing cleared them in between",
             fix="call backward() once on each loss; to log gradient norms, read p.grad after that call, or take them "
-            "from "
-            "torch.autograd.grad, which adds nothing to p.grad",
+            "from torch.autograd.grad, which adds nothing to p.grad",
             steps=telling(hit),
             parameters=run.named(held),
             evidence={"updates": len(steps), "doubled": len(set(hit))},
@@ -113,11 +111,9 @@ def leaked_gradient(run: Evidence) -> Iterator[Finding]:
             f"({_lines(own_sites)}): the loss that {other} steps with ({_lines(sites)}) had left its gradients in them "
             f"({len(set(hit))} of {several(len(steps), 'update')}, {at(hit)})",
             cause=f"the backward pass for {other} reaches these parameters too, and nothing clears their gradients "
-            "before the "
-            f"backward pass for {name!r} adds to them",
+            f"before the backward pass for {name!r} adds to them",
             fix=f"call zero_grad() on {name!r} right before the backward() of its own loss, or keep the other loss "
-            "out of "
-            "these parameters (requires_grad_(False) meanwhile, or backward(inputs=...))",
+            "out of these parameters (requires_grad_(False) meanwhile, or backward(inputs=...))",
             steps=telling(hit),
             parameters=run.named(held),
             evidence={"updates": len(steps), "leaked": len(set(hit)), "from": tuple(sorted(others))},
@@ -155,8 +151,7 @@ def _doubled(backward: Backward, portion: Portion) -> set[int]:
 
 
 def _leak(run: Evidence, event: OptimizerStep, portion: Portion) -> tuple[str, str, str] | None:
-    """Return (other optimizer, its line, own line) when a pass that another optimizer used came before this one's "
-    "own pass."""
+    """Return (other optimizer, its line, own line) where a pass that another one used came before this one's own."""
     passes = _passes(run, portion)
     for earlier, own in itertools.pairwise(passes):
         if earlier.site == own.site and earlier.filled == own.filled:

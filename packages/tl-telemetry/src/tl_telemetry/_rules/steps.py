@@ -7,43 +7,75 @@ from collections.abc import Iterator
 from tl_core import Finding
 from tl_telemetry._events import OptimizerStep
 from tl_telemetry._evidence import Evidence, at, enough, several, telling
-from tl_telemetry._record import StepRecord, total
+from tl_telemetry._record import StepRecord, applied, total
+from tl_telemetry._rules.gradients import without_gradient
 
 
 def step_without_gradient(run: Evidence) -> Iterator[Finding]:
     """See optimizers that never had a gradient to step with."""
+    idle = set(without_gradient(run).not_called)
     for name, steps in run.steps_by_optimizer.items():
         if any(event.graded or event.lost for _, event in steps):
             continue
         indices = {i for _, event in steps for i in event.ungraded} - run.ignored
-        if not indices:
-            continue
+        if not indices or indices <= idle:
+            continue  # parts of the model that were not called have a note of their own: it may not be their turn
         hit = telling(record.step for record, _ in steps)
+        cause, fix = _why_without(run, name, steps, indices)
         yield Finding(
             rule="step-without-gradient",
-            seen=f"{name!r} stepped {several(len(steps), 'time')} and none of its {len(indices)} trainable tensors had a "
-            f"gradient ({at(hit)})",
-            cause="no backward pass reached its parameters before it stepped: they belong to something that the loss does "
-            "not use, or backward() is missing",
-            fix="check which model the optimizer was built for, and that the loss's backward() runs before step()",
+            seen=f"{name!r} stepped {several(len(steps), 'time')} without a gradient ({at(hit)}): none was in "
+            f"{run.shown(indices)}",
+            cause=cause,
+            fix=fix,
             steps=hit,
             parameters=run.named(indices),
             evidence={"updates": len(steps)},
         )
 
 
+def _why_without(
+    run: Evidence, name: str, steps: list[tuple[StepRecord, OptimizerStep]], indices: set[int]
+) -> tuple[str, str]:
+    """Return the cause of steps without gradients, and the fix."""
+    if not run.backwards:
+        return "no backward pass ran in any step", "call backward() on the loss before step()"
+    others = sorted({user for _, event in steps for user in run.last_users(event, indices)} - {name})
+    if others:
+        users = " and ".join(map(repr, others))
+        return (
+            f"{users} had stepped with their gradients, and they were cleared again, before {name!r} stepped",
+            f"give each parameter to one optimizer, or give {name!r} a backward pass of its own before its step",
+        )
+    if not indices.isdisjoint(run.filled):
+        return (
+            "backward passes gave them gradients, but in no step in which it stepped, or after its step",
+            "call step() after backward(), in the same steps",
+        )
+    return (
+        f"none of the {several(len(run.backwards), 'backward pass')} of the run reached them. Undecided why: the loss "
+        "does not use them, uses them detached, or uses another copy of them",
+        "build the optimizer from what the loss is computed with, or leave it out",
+    )
+
+
 def repeated_step(run: Evidence) -> Iterator[Finding]:
     """See an optimizer that steps again with gradients it has used already."""
     for name, steps in run.steps_by_optimizer.items():
-        hit = [record.step for record, event in steps if _previous_user(run, record, event) == name]
+        hit = [record.step for record, event in steps if _previous_user(run, event) == name]
         if not enough(len(hit), len(steps)):
             continue
+        within = all(
+            len([e for e in record.steps_of(name) if applied(e)]) > 1 for record, _ in steps if record.step in hit
+        )
         yield Finding(
             rule="repeated-step",
             seen=f"{name!r} stepped again with gradients that it had used already: no backward pass ran in between "
             f"({len(hit)} of {several(len(steps), 'update')}, {at(hit)})",
-            cause="step() is called twice for one backward pass (once by a helper or a trainer, once by hand)",
-            fix="call step() once for each backward pass (or accumulation cycle)",
+            cause="step() is called a second time in the same step, for example by a helper and again by the loop"
+            if within
+            else "step() is also called in steps in which no backward pass ran",
+            fix="call step() once for each backward pass, or once for each accumulation cycle",
             steps=telling(hit),
             evidence={"updates": len(steps), "repeated": len(hit)},
         )
@@ -53,7 +85,7 @@ def stepped_by_two(run: Evidence) -> Iterator[Finding]:
     """See two optimizers that apply the same gradients in one step."""
     pairs: dict[tuple[str, str], tuple[list[int], set[int]]] = {}
     for record, event in run.steps:
-        user = _previous_user(run, record, event)
+        user = _previous_user(run, event)
         if user is not None and user != event.optimizer:
             steps, held = pairs.setdefault((user, event.optimizer), ([], set()))
             steps.append(record.step)
@@ -63,9 +95,9 @@ def stepped_by_two(run: Evidence) -> Iterator[Finding]:
             continue
         yield Finding(
             rule="stepped-by-two",
-            seen=f"{first!r} and {second!r} both stepped {run.shown(held)} with the same gradients ({at(hit)}): each of these "
-            "updates was applied twice",
-            cause="both optimizers were given these parameters",
+            seen=f"{first!r} and {second!r} both stepped {run.shown(held)} with the same gradients ({at(hit)}): each "
+            "of these updates was applied twice",
+            cause="both optimizers hold these parameters, and no backward pass ran between their steps",
             fix="give each parameter to one optimizer",
             steps=telling(hit),
             parameters=run.named(held),
@@ -91,11 +123,12 @@ def never_stepped(run: Evidence) -> Iterator[Finding]:
             continue
         yield Finding(
             rule="never-stepped",
-            seen=f"{name!r} never stepped in {several(len(run.records), 'step')}, although {several(len(passes), 'backward')} "
-            f"gave gradients to {run.shown(reached)}; nothing else moved them",
-            cause="step() is never called on this optimizer, or its condition is never true (`i % k == k`), or the run is "
-            "shorter than one accumulation cycle",
-            fix=f"call {name!r}'s step(); if it steps less often than every {len(run.records)} steps, run more steps",
+            seen=f"{name!r} never stepped in {several(len(run.records), 'step')}, although "
+            f"{several(len(passes), 'backward pass')} gave gradients to {run.shown(reached)}; nothing else moved them",
+            cause="undecided: step() is not called on this optimizer, the condition under which it is called is never "
+            "true (`i % k == k`), or the run is shorter than one of its cycles",
+            fix=f"call step() on {name!r}; if it is due only after more than {several(len(run.records), 'step')}, run "
+            "more",
             steps=steps,
             parameters=run.named(reached),
             evidence={"steps": len(run.records), "backward_passes": len(passes)},
@@ -116,8 +149,8 @@ def skipped_update(run: Evidence) -> Iterator[Finding]:
     if len(skipped) > allowed:
         yield Finding(
             rule="skipped-update",
-            seen=f"the GradScaler skipped {len(skipped)} of {due} updates ({at(skipped)}): each time it found NaN or Inf in "
-            f"the gradients, and its scale fell to {run.records[-1].loss_scale:g}",
+            seen=f"the GradScaler skipped {len(skipped)} of {due} updates ({at(skipped)}): each time it found NaN or "
+            f"Inf in the gradients, and its scale fell to {run.records[-1].loss_scale:g}",
             cause="the loss or the gradients overflow whatever the scale is: a value beyond float16's 65504, or NaN",
             fix="compute the part that overflows in float32 (autocast(enabled=False)), or use bfloat16",
             steps=telling(skipped),
@@ -137,17 +170,21 @@ def _due(run: Evidence, every: int) -> Iterator[Finding]:
         fix = "lower its initial scale, or allow for it with max_skipped="
     elif later is not None:
         cause = (
-            "an incomplete last accumulation group: its micro-batches are left over, and leak into the update of the next "
-            f"group (those of step {missed[0]} went into the update of step {later})"
+            f"the update comes later: the gradients of step {missed[0]} went into that of step {later}. Undecided why: "
+            "an epoch's last accumulation group is incomplete and leaks into the next epoch's first, or the loop "
+            "counts its cycles from another step than the run's first"
         )
-        fix = "also step when the last batch of an epoch is reached, and divide its group's losses by the group's size"
+        fix = (
+            "also step when an epoch's last batch is reached, with the losses of its group divided by the group's "
+            "size, or count the steps through the epochs"
+        )
     else:
-        cause = "step() is not reached in these steps, or its condition is wrong"
-        fix = "check the condition under which step() is called, or pass the loop's real period as every="
+        cause = "step() was not called in these steps"
+        fix = "check the condition under which it is called, or pass the loop's real period as every="
     yield Finding(
         rule="skipped-update",
-        seen=f"no optimizer stepped in {len(missed)} of the {len(due)} steps in which one is due (every={every}; {at(missed)})"
-        + (f", {run.options.max_skipped} allowed" if run.options.max_skipped else ""),
+        seen=f"no optimizer stepped in {len(missed)} of the {len(due)} steps in which an update was due "
+        f"(every={every}; {at(missed)})" + (f", {run.options.max_skipped} allowed" if run.options.max_skipped else ""),
         cause=cause,
         fix=fix,
         steps=telling(missed),
@@ -169,7 +206,7 @@ def _used_up(event: OptimizerStep) -> list[tuple[int, ...]]:
     return [portion.parameters for portion in event.portions if portion.source and not portion.fresh]
 
 
-def _previous_user(run: Evidence, record: StepRecord, event: OptimizerStep) -> str | None:
+def _previous_user(run: Evidence, event: OptimizerStep) -> str | None:
     """Return which optimizer had used this step's gradients, if all of them that are not 0 were used before."""
     used = {i for portion in _used_up(event) for i in portion}
     if event.closure or not used or run.norm_at(event, used) == 0.0:
