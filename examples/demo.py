@@ -17,7 +17,7 @@ from rich.status import Status
 from rich.text import Text
 
 console = Console(highlight=False)
-STYLES = {"-": "red", "+": "green"}  # of the lines of a difference
+STYLES = {"-": "red", "+": "green", " ": "dim"}  # of the lines of a difference
 
 
 def main() -> int:
@@ -40,9 +40,8 @@ def main() -> int:
             if not as_said:
                 progress.console.print(f"    expected: {bug.rule}\n", style="bold red")
     count = len(one_line_bugs.BUGS)
-    console.print(
-        f"{count - surprises} of {count} bugs got the finding they should ({time.perf_counter() - start:.0f} s)"
-    )
+    seconds = time.perf_counter() - start
+    console.print(f"{count - surprises} of {count} bugs got the finding that they should, in {seconds:.0f} s.")
     console.print("Your own loop next: docs/getting-started.md")
     return 0 if healthy and not surprises else 1
 
@@ -80,7 +79,7 @@ def first_finding(loop: Any) -> Any:
         try:
             loop.check(loop.train())
         except AssertionError as error:
-            return error.report.findings[0]
+            return next(iter(error.report.findings), None)
     return None
 
 
