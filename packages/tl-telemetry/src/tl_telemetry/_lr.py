@@ -32,7 +32,8 @@ def compare(run: Evidence, expected: Expected, optimizer: str | None, group: int
     return Finding(
         rule="lr-unexpected",
         seen=f"the learning rate of {name!r} (group {group}) differs from the expected one in {len(differing)} of "
-        f"{several(len(used), 'step')} ({at(differing)}): in step {first} it was {used[first]:g}, {wanted(first):g} expected",
+        f"{several(len(used), 'step')} ({at(differing)}): in step {first} it was {used[first]:g}, {wanted(first):g} "
+        "expected",
         cause=cause,
         fix=fix,
         steps=telling(differing),
@@ -97,48 +98,100 @@ def _explain(
             return None
         return wanted(index)
 
-    if len(set(used.values())) == 1:
-        idle = [n for n in own if n not in stepped]
-        if idle:
-            return (
-                f"{' and '.join(map(repr, idle))} is never stepped: the rate stays at its first value",
-                "call its step() after optimizer.step()",
+    constant = len(set(used.values())) == 1
+    if constant and len({wanted(step) for step in steps}) > 1:
+        return _never_moves(run, own, stepped)
+    reasons: list[tuple[str, str]] = []
+    shifts = [shift for n in range(1, MAX_SHIFT + 1) for shift in (n, -n)]
+    shift = next((s for s in shifts if fits(lambda step, s=s: at_index(step + s))), None)  # type: ignore[misc]
+    if shift is not None and not constant:
+        reasons.append(_shifted(run, own, shift))
+    factors = [used[step] / wanted(step) for step in steps if wanted(step)]
+    if factors and all(_close(factor, factors[0], rtol) for factor in factors):
+        reasons.append(
+            (
+                f"every rate is {factors[0]:g} times the expected one: another base rate, or a factor "
+                "(accumulation, world "
+                "size, batch size) that is applied once too often or too rarely",
+                "compare the optimizer's lr with the one that the expectation starts from",
             )
-        return "the rate never changes: no scheduler drives it, or its step() is never reached", "step the scheduler"
-    for shift in [s for n in range(1, MAX_SHIFT + 1) for s in (n, -n)]:
-        if fits(lambda step, s=shift: at_index(step + s)):  # type: ignore[misc]
-            if shift > 0:
-                return (
-                    f"the schedule runs {several(shift, 'step')} ahead: scheduler.step() comes before optimizer.step(), or "
-                    "is called once more before the loop",
-                    "call scheduler.step() after optimizer.step()",
-                )
-            return (
-                f"the schedule lags {several(-shift, 'step')} behind",
-                "check where the schedule's first step is called",
-            )
-    factors = {round(used[step] / wanted(step), 6) for step in steps if wanted(step)}
-    if len(factors) == 1:
-        factor = factors.pop()
-        return (
-            f"every rate is {factor:g} times the expected one: another base rate, or a factor (accumulation, world size, "
-            "batch size) applied once too often or too rarely",
-            "compare the optimizer's lr with the one the expectation starts from",
         )
     for unit in range(2, len(steps)):
+        if reasons or constant:
+            break
         if fits(lambda step, u=unit: at_index(step * u)):  # type: ignore[misc]
-            return (
-                f"the schedule runs {unit} times too fast: scheduler.step() is called {unit} times a step (for each "
-                "micro-batch, or in two places)",
-                "call scheduler.step() once an update",
+            reasons.append(_too_fast(run, own, unit, len(steps)))
+        elif fits(lambda step, u=unit: at_index(step // u)):  # type: ignore[misc]
+            reasons.append(
+                (
+                    f"the schedule moves once in {unit} steps, the expectation in each: scheduler.step() is called "
+                    "once an "
+                    "update of several micro-batches, or once an epoch",
+                    f"expect the rate of step // {unit}, or call scheduler.step() in every step",
+                )
             )
-        if fits(lambda step, u=unit: at_index(step // u)):  # type: ignore[misc]
-            return (
-                f"the schedule moves once in {unit} steps: scheduler.step() is called once an accumulation cycle or epoch, "
-                "the expectation counts steps",
-                f"expect the rate of step // {unit}, or step the scheduler in every step",
-            )
+    if len(reasons) == 1:
+        return reasons[0]
+    if reasons:  # an exponential schedule that is shifted is also one with another base rate
+        causes, fixes = zip(*reasons, strict=True)
+        return "undecided, both explain every rate: " + "; or ".join(causes), "; or ".join(fixes)
     return (
         "undecided: no shift, factor or unit explains the difference",
         "print the schedule's values beside the expected ones",
+    )
+
+
+def _never_moves(run: Evidence, own: list[str], stepped: set[str]) -> tuple[str, str]:
+    idle = [name for name in own if name not in stepped]
+    if idle:
+        return (
+            f"{' and '.join(map(repr, idle))} never stepped in the run, so that the rate stays at its first value",
+            "call its step() after optimizer.step() (or expect the rate of epochs, if it steps once an epoch)",
+        )
+    if own:
+        return (
+            f"{' and '.join(map(repr, own))} steps, but the rate never moves: the schedule is flat here, or "
+            "something sets "
+            "the rate back",
+            "print the schedule's values beside the expected ones",
+        )
+    return (
+        "the rate never moves, and no scheduler of the setup drives it",
+        "give the optimizer its scheduler, and call its step() after optimizer.step()",
+    )
+
+
+def _shifted(run: Evidence, own: list[str], shift: int) -> tuple[str, str]:
+    if shift < 0:
+        return (
+            f"the schedule lags {several(-shift, 'step')} behind the expectation",
+            "call scheduler.step() after every update from the first one on, or count the expectation from there",
+        )
+    # whether it was ahead from the start, or moved before the first update, is seen from the order of acts
+    first = next((event for record in run.records for event in record.optimizer_step_events), None)
+    order = {id(event): n for n, event in enumerate(e for record in run.records for e in record.events)}
+    early = first is not None and any(
+        event.scheduler in own and order[id(event)] < order[id(first)] for _, event in run.scheduler_steps
+    )
+    ahead = f"the schedule runs {several(shift, 'step')} ahead of the expectation: "
+    if early:
+        return (
+            ahead + "scheduler.step() is called before optimizer.step()",
+            "call scheduler.step() after optimizer.step()",
+        )
+    return (
+        ahead
+        + "it was ahead before the first step of the run (stepped before the loop, or resumed), or the expectation "
+        "counts from another step",
+        "step the scheduler only after updates, or count the expectation from where the schedule begins",
+    )
+
+
+def _too_fast(run: Evidence, own: list[str], unit: int, steps: int) -> tuple[str, str]:
+    calls = sum(event.count for _, event in run.scheduler_steps if event.scheduler in own)
+    counted = f" ({several(calls, 'call')} in {several(steps, 'step')})" if calls else ""
+    return (
+        f"the schedule runs {unit} times too fast: scheduler.step() is called {unit} times a step{counted}, in every "
+        "micro-batch or in two places, or the expectation counts a larger unit",
+        "call scheduler.step() once for each step that the expectation counts",
     )

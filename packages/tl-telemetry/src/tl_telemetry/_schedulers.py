@@ -29,7 +29,7 @@ class Schedulers:
 
 
 def _counters(scheduler: Any) -> tuple[Any, ...]:
-    """Return what moves when the scheduler steps; the first entry is a count of its steps, or None."""
+    """Return what moves when the scheduler steps; the first two entries count its steps, or are None."""
     own = vars(scheduler)
     parts = own.get("_schedulers")  # ChainedScheduler has no counter of its own
     count = own.get("last_epoch")
@@ -37,12 +37,16 @@ def _counters(scheduler: Any) -> tuple[Any, ...]:
         count = getattr(parts[0], "last_epoch", None)
     if count is not None:
         # CosineAnnealingWarmRestarts moves only T_cur when it steps by fractions of an epoch
-        return (count, own.get("T_cur"))
+        return (count, own.get("_step_count"), own.get("T_cur"))
     # somebody's own class: any number it keeps may be its counter
-    return (None, *((k, v) for k, v in own.items() if isinstance(v, (int, float)) and not isinstance(v, bool)))
+    return (None, None, *((k, v) for k, v in own.items() if isinstance(v, (int, float)) and not isinstance(v, bool)))
 
 
 def _count(before: tuple[Any, ...], now: tuple[Any, ...]) -> int:
-    if isinstance(before[0], int) and isinstance(now[0], int):
-        return max(1, now[0] - before[0])
+    for earlier, later in (
+        (before[1], now[1]),
+        (before[0], now[0]),
+    ):  # counted calls before epochs: step(epoch) may jump
+        if isinstance(earlier, int) and isinstance(later, int):
+            return max(1, later - earlier)
     return 1

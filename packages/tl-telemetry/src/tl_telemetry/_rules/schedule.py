@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
 from tl_core import Finding
+from tl_telemetry._events import SchedulerStep
 from tl_telemetry._evidence import Evidence, at, several, telling
+from tl_telemetry._record import StepRecord
 
 
 def scheduler_before_optimizer(run: Evidence) -> Iterator[Finding]:
@@ -13,6 +17,10 @@ def scheduler_before_optimizer(run: Evidence) -> Iterator[Finding]:
     if run.facts.resumed or run.overflows:
         return  # no first update to see; and a first update that a GradScaler skips is nobody's mistake
     for name, scheduler in run.setup.schedulers.items():
+        # torch's schedulers set their first value when they are built; one written by hand, or one that waits for a
+        # metric, may well be asked before the first update
+        if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+            continue
         optimizer = _optimizer_name(run, scheduler)
         steps = run.steps_by_optimizer.get(optimizer, []) if optimizer is not None else run.steps
         own = [(record, event) for record, event in run.scheduler_steps if event.scheduler == name]
@@ -29,10 +37,11 @@ def scheduler_before_optimizer(run: Evidence) -> Iterator[Finding]:
         record, _ = early[0]
         yield Finding(
             rule="scheduler-before-optimizer",
-            seen=f"{name!r} stepped {several(count, 'time')} before the first update of {optimizer or 'any optimizer'!r} "
-            f"(in {at([record.step])})",
-            cause="scheduler.step() comes before optimizer.step(): the first value of the schedule is skipped, and every "
-            "update uses the next one's",
+            seen=f"{name!r} ({type(scheduler).__name__}) stepped {several(count, 'time')} before the first update of "
+            f"{repr(optimizer) if optimizer else 'any optimizer'} ({at([record.step])})",
+            cause="scheduler.step() comes before optimizer.step(): the first value of the schedule is never used, "
+            "and every "
+            "update uses a later one",
             fix="call scheduler.step() after optimizer.step()",
             steps=telling([record.step, steps[0][0].step]),
             evidence={"steps_before": count},
@@ -48,12 +57,17 @@ def scheduler_never_stepped(run: Evidence) -> Iterator[Finding]:
         if name in stepped or updates < 2:
             continue
         rates = sorted({lr for record in run.records for lr in record.lrs.get(optimizer or "", ())})
+        used = {record.lrs[optimizer] for record in run.records if optimizer in record.lrs} if optimizer else set()
+        if len(used) > 1 and not isinstance(scheduler, LRScheduler):
+            continue  # somebody's own class that counts where nobody sees it: the rates move
         stayed = f": the learning rate stayed at {', '.join(f'{lr:g}' for lr in rates)}" if rates else ""
         yield Finding(
             rule="scheduler-never-stepped",
             seen=f"{name!r} ({type(scheduler).__name__}) never stepped in {several(updates, 'update')}{stayed}",
-            cause="its step() is called once an epoch, and no epoch ended in these steps; or it is never called",
-            fix="nothing, if it steps once an epoch; else call its step() after optimizer.step(); assert_lr with the expected "
+            cause="undecided: its step() is called once an epoch, and no epoch ended in these steps; or it is never "
+            "called",
+            fix="nothing, if it steps once an epoch; else call its step() after optimizer.step(); assert_lr with "
+            "the expected "
             "rate makes this a finding",
             evidence={"updates": updates},
         )
@@ -71,12 +85,25 @@ def scheduler_too_often(run: Evidence) -> Iterator[Finding]:
             continue
         yield Finding(
             rule="scheduler-too-often",
-            seen=f"{name!r} stepped {several(count, 'time')} in {several(updates, 'update')} of {optimizer or 'the optimizers'!r}",
-            cause="its step() is called for each micro-batch instead of for each update, or twice: the schedule runs ahead",
+            seen=f"{name!r} stepped {several(count, 'time')} in {several(updates, 'update')} of "
+            f"{repr(optimizer) if optimizer else 'the optimizers'} ({at(record.step for record, _ in own)})",
+            cause=_why_often(run, own),
             fix="call scheduler.step() once an update, or make the schedule's length count what it is called for",
             steps=telling(record.step for record, _ in own),
             evidence={"scheduler_steps": count, "updates": updates},
         )
+
+
+def _why_often(run: Evidence, own: list[tuple[StepRecord, SchedulerStep]]) -> str:
+    without_update = sum(event.count for record, event in own if record.skipped)
+    if without_update:
+        return (
+            f"its step() is called in steps that make no update too ({without_update} of the calls), as in every "
+            "micro-batch: the schedule runs ahead, unless its length counts micro-batches"
+        )
+    return (
+        "its step() is called more than once an update: the schedule runs ahead, unless its length counts these calls"
+    )
 
 
 def _optimizer_name(run: Evidence, scheduler: object) -> str | None:

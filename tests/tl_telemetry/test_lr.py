@@ -1,0 +1,121 @@
+"""What assert_lr says of rates that differ from the expected ones: the shift, factor or unit that explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from tl_core import CheckFailed, TrainingSetup
+from tl_telemetry import TrainingRun, run_training
+
+Factor = Callable[[int], float]
+
+
+def warmup(step: int) -> float:
+    return min(1.0, (step + 1) / 6)
+
+
+def run(factor: Factor | None, *, lr: float = 0.1, calls: int = 1, every: int = 1) -> TrainingRun:
+    """Train 8 steps; a LambdaLR of ``factor`` steps ``calls`` times after every ``every``-th update."""
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        return TrainingSetup(model, optimizer, lr_scheduler.LambdaLR(optimizer, factor) if factor else None)
+
+    def step(setup: TrainingSetup, batch: Any) -> torch.Tensor:
+        setup.optimizer.zero_grad()
+        loss = setup.model(batch).square().mean()
+        loss.backward()
+        setup.optimizer.step()
+        if factor and (setup.step_index + 1) % every == 0:
+            for _ in range(calls):
+                setup.scheduler.step()
+        return loss
+
+    return run_training(make_setup, torch.ones(4, 3), step, steps=8)
+
+
+FACTOR = (
+    "another base rate, or a factor (accumulation, world size, batch size) that is applied once too often or too rarely"
+)
+AHEAD = (
+    "the schedule runs 1 step ahead of the expectation: it was ahead before the first step of the run (stepped before "
+    "the loop, or resumed), or the expectation counts from another step"
+)
+EXPLAINED = {
+    "two calls a step": (
+        lambda: run(warmup, calls=2),
+        warmup,
+        "the schedule runs 2 times too fast: scheduler.step() is called 2 times a step (16 calls in 8 steps), in every "
+        "micro-batch or in two places, or the expectation counts a larger unit",
+    ),
+    "a call in every other step": (
+        lambda: run(warmup, every=2),
+        warmup,
+        "the schedule moves once in 2 steps, the expectation in each: scheduler.step() is called once an update of several "
+        "micro-batches, or once an epoch",
+    ),
+    "never called": (
+        lambda: run(warmup, every=100),
+        warmup,
+        "'scheduler' never stepped in the run, so that the rate stays at its first value",
+    ),
+    "no scheduler": (
+        lambda: run(None),
+        warmup,
+        "the rate never moves, and no scheduler of the setup drives it",
+    ),
+    "a flat schedule": (
+        lambda: run(lambda step: 1.0),
+        warmup,
+        "'scheduler' steps, but the rate never moves: the schedule is flat here, or something sets the rate back",
+    ),
+    "another base rate": (
+        lambda: run(warmup, lr=0.4),
+        warmup,
+        f"every rate is 4 times the expected one: {FACTOR}",
+    ),
+    "another constant": (
+        lambda: run(None, lr=0.4),
+        lambda step: 1.0,
+        f"every rate is 4 times the expected one: {FACTOR}",
+    ),
+    "ahead": (lambda: run(lambda step: warmup(step + 1)), warmup, AHEAD),
+    "behind": (
+        lambda: run(lambda step: step / 6 if step < 6 else 1.0),
+        warmup,
+        "the schedule lags 1 step behind the expectation",
+    ),
+    "ahead or from another base rate": (
+        lambda: run(lambda step: 0.9 ** (step + 1)),
+        lambda step: 0.9**step,
+        f"undecided, both explain every rate: {AHEAD}; or every rate is 0.9 times the expected one: {FACTOR}",
+    ),
+    "another shape": (
+        lambda: run(lambda step: 0.5**step),
+        warmup,
+        "undecided: no shift, factor or unit explains the difference",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_difference_is_explained(name: str) -> None:
+    """A difference is explained by what makes every rate the expected one, and by nothing else."""
+    make_run, expected, cause = EXPLAINED[name]
+    with pytest.raises(CheckFailed) as caught:
+        make_run().assert_lr(lambda step: 0.1 * expected(step))
+    (finding,) = caught.value.findings
+    assert finding.cause == cause
+
+
+def test_expected_rates_pass() -> None:
+    """A schedule as expected passes, and the run is returned."""
+    healthy = run(warmup)
+    assert healthy.assert_lr(lambda step: 0.1 * warmup(step)) is healthy
