@@ -7,28 +7,33 @@ reads a parameter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
+from operator import attrgetter, eq
 
 from torch import Tensor
 
 from ._events import BY_HAND, Portion, Source
-
-# A loop that never clears its gradients adds a pass a step; the latest ones say all that a rule needs.
-MAX_SOURCES = 64
+from ._history import History
 
 _NO_GRADIENT = id(None)
+_NO_VERSION = -1
+
+_grad = attrgetter("grad")
+_version = attrgetter("_version")
 
 
 class Gradients:
-    """The history of each followed parameter's gradient, indexed like the run's ``Tensors``."""
+    """The history of each followed parameter's gradient, indexed like the run's ``Tensors``.
+
+    Loops mostly do the same to all parameters at once. Where that is so, one history serves all of them, and what
+    happens next is worked out once.
+    """
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
-        self.sources: list[Source] = []
-        self.used: list[int] = []
-        self.lost: list[Source] = []  # fresh content that was cleared or edited and not replaced since
-        self.kept: list[bool] = []  # whether an update used all that is there, and nobody touched it since
-        self.onto: list[int] = []  # the pass that added to kept content; negative once somebody edited the sum
+        self.everything: tuple[int, ...] = ()  # all indices
+        self._histories: list[History] = []
         self._ids: list[int] = []
         self._versions: list[int] = []
         self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -36,99 +41,155 @@ class Gradients:
     def follow(self, tensors: Iterable[Tensor]) -> None:
         """Follow further tensors; a gradient that is already there counts as put there by hand."""
         for tensor in tensors:
-            grad = tensor.grad
             self.tensors.append(tensor)
-            self.sources.append(() if grad is None else (BY_HAND,))
-            self.used.append(0)
-            self.lost.append(())
-            self.kept.append(False)
-            self.onto.append(0)
-            self._ids.append(id(grad))
-            self._versions.append(-1 if grad is None else grad._version)
+            self._histories.append(History(() if tensor.grad is None else (BY_HAND,)))
+        self.everything = self.shared(range(len(self.tensors)))
+        num_read = len(self._ids)
+        added = self.everything[num_read:]
+        self._ids += [_NO_GRADIENT] * len(added)
+        self._versions += [_NO_VERSION] * len(added)
+        self.accept(added)
 
     def shared(self, indices: Iterable[int]) -> tuple[int, ...]:
         """Return one tuple object for equal ones: steps repeat, and records are kept for the whole run."""
         key = tuple(indices)
         return self._shared.setdefault(key, key)
 
-    def has_fresh(self, index: int) -> bool:
-        source = self.sources[index]
-        return bool(source) and source[-1] > self.used[index]
+    # -- what is there ------------------------------------------------------------------------------------------
+
+    def parted(self, indices: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Part indices into those that had no gradient at the last look, and those that had one."""
+        return self._part(indices, self._ids)
+
+    def grads(self, indices: tuple[int, ...]) -> list[Tensor]:
+        """Return the gradients of parameters that have one."""
+        if indices == self.everything:
+            return list(map(_grad, self.tensors))
+        tensors = self.tensors
+        return [grad for i in indices if (grad := tensors[i].grad) is not None]
+
+    def kept(self, indices: tuple[int, ...]) -> tuple[int, ...]:
+        """Return those whose gradient an update used, and nobody touched since."""
+        return self._where(indices, lambda history: history.kept)
+
+    def lost(self, indices: tuple[int, ...]) -> tuple[int, ...]:
+        """Return those whose fresh gradient was cleared or edited and not replaced since."""
+        return self._where(indices, lambda history: bool(history.lost))
+
+    def holding(self, number: int) -> tuple[int, ...]:
+        """Return those whose gradient holds backward pass ``number``."""
+        return self._where(self.everything, lambda history: number in history.source)
+
+    def held_passes(self) -> set[int]:
+        """Return the backward passes that some gradient holds."""
+        return {number for history in set(self._histories) for number in history.source}
+
+    def portions(self, indices: tuple[int, ...]) -> tuple[Portion, ...]:
+        """Part parameters by the history of their gradients."""
+        if not indices:
+            return ()
+        first = self._histories[indices[0]]
+        if self._alike():
+            return (Portion(first.source, first.used, abs(first.onto), indices),)
+        groups: dict[tuple[Source, int, int], list[int]] = {}
+        for i in indices:
+            history = self._histories[i]
+            groups.setdefault((history.source, history.used, abs(history.onto)), []).append(i)
+        return tuple(Portion(*key, self.shared(group)) for key, group in groups.items())
+
+    # -- what happened ------------------------------------------------------------------------------------------
 
     def look(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See what was cleared and what was edited since the last look; returns both as indices."""
-        ids, versions = self._read()
-        if ids == self._ids and versions == self._versions:
-            return (), ()
-        cleared, edited = [], []
-        for i, (now, before) in enumerate(zip(ids, self._ids, strict=True)):
-            if now == before and versions[i] == self._versions[i]:
-                continue
-            fresh = self.sources[i] if self.has_fresh(i) else ()
-            self.kept[i] = False
-            # scaled in place (a mean over workers, a clip by hand), the sum still holds what was left over; set to 0 in
-            # place it does not: the next pass forgets it, and a step before that sees the norm
-            self.onto[i] = -abs(self.onto[i]) if now == before else 0
-            if now == _NO_GRADIENT:
-                self.sources[i] = ()
-                cleared.append(i)
-            else:
-                self.sources[i] = (BY_HAND,)
-                if before != _NO_GRADIENT:
-                    edited.append(i)
-            if fresh:
-                self.lost[i] = fresh
+        ids, versions = self._read(self.everything)
+        before = self._ids
+        changed = self._changed(ids, versions)
         self._ids, self._versions = ids, versions
-        return self.shared(cleared), self.shared(edited)
+        if not changed:
+            return (), ()
+        cleared, present = self._part(changed, ids)
+        in_place = present if ids == before else self.shared(i for i in present if ids[i] == before[i])
+        others = () if in_place == present else self.shared(i for i in present if ids[i] != before[i])
+        self._change(cleared, History.cleared)
+        self._change(in_place, History.edited)
+        self._change(others, History.replaced)
+        return cleared, self._part(present, before)[1]
 
-    def fill(self, number: int, only: Sequence[int] | None = None) -> tuple[int, ...]:
+    def fill(self, number: int, only: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """Ascribe what changed since the last look to backward pass ``number``; returns the filled indices."""
-        ids, versions = self._read()
-        filled = []
-        extended: dict[Source, Source] = {}
-        for i in range(len(ids)) if only is None else only:
-            if ids[i] == self._ids[i] and versions[i] == self._versions[i]:
-                continue
-            if ids[i] == _NO_GRADIENT:  # cleared inside of the pass: an optimizer that steps in a hook
-                self.sources[i], self.kept[i], self.onto[i] = (), False, 0
-            else:
-                before = self.sources[i]
-                if self.kept[i] or self.onto[i] < 0:
-                    self.onto[i] = number if self.kept[i] else 0
-                    self.kept[i] = False
-                if not before or before[-1] != number:
-                    self.sources[i] = extended.setdefault(before, (*before[-MAX_SOURCES:], number))
-                self.lost[i] = ()
-                filled.append(i)
-            self._ids[i], self._versions[i] = ids[i], versions[i]
-        return self.shared(filled)
+        ids, versions = self._read(self.everything if only is None else only)
+        changed = self._changed(ids, versions)
+        self._ids, self._versions = ids, versions
+        cleared, filled = self._part(changed, ids)
+        self._change(cleared, History.cleared_in_pass)
+        self._change(filled, partial(History.filled, number=number))
+        return filled
 
-    def accept(self, indices: Iterable[int] | None = None) -> None:
+    def accept(self, indices: tuple[int, ...] | None = None) -> None:
         """Take the gradients as they are now, without ascribing what changed (a clip, an optimizer's own edit)."""
-        if indices is None:
-            self._ids, self._versions = self._read()
-            return
-        for i in indices:
-            grad = self.tensors[i].grad
-            self._ids[i] = id(grad)
-            self._versions[i] = -1 if grad is None else grad._version
+        self._ids, self._versions = self._read(self.everything if indices is None else indices)
 
-    def use(self, indices: Iterable[int], number: int) -> None:
+    def use(self, indices: tuple[int, ...], number: int) -> None:
         """Note that an update used these gradients, up to backward pass ``number``, and take them as it left them."""
         self.accept(indices)
-        for i in indices:
-            self.used[i] = number
-            self.kept[i] = self._ids[i] != _NO_GRADIENT
-            self.onto[i] = 0
-            self.lost[i] = ()
+        gone, kept = self.parted(indices)
+        self._change(gone, partial(History.stepped, number=number, kept=False))
+        self._change(kept, partial(History.stepped, number=number, kept=True))
 
-    def portions(self, indices: Sequence[int]) -> tuple[Portion, ...]:
-        """Part parameters by the history of their gradients."""
-        groups: dict[tuple[Source, int, int], list[int]] = {}
-        for i in indices:
-            groups.setdefault((self.sources[i], self.used[i], abs(self.onto[i])), []).append(i)
-        return tuple(Portion(*history, self.shared(group)) for history, group in groups.items())
+    # -- all at once where it can be ----------------------------------------------------------------------------
 
-    def _read(self) -> tuple[list[int], list[int]]:
-        grads = [tensor.grad for tensor in self.tensors]
-        return list(map(id, grads)), [-1 if grad is None else grad._version for grad in grads]
+    def _read(self, indices: tuple[int, ...]) -> tuple[list[int], list[int]]:
+        """Read the identities and versions of some gradients anew; returns those of all."""
+        if indices == self.everything:
+            grads = list(map(_grad, self.tensors))
+            ids = list(map(id, grads))
+            if _NO_GRADIENT not in ids:
+                return ids, list(map(_version, grads))
+            return ids, [_NO_VERSION if grad is None else grad._version for grad in grads]
+        ids, versions = self._ids.copy(), self._versions.copy()
+        for i in indices:
+            grad = self.tensors[i].grad
+            ids[i] = id(grad)
+            versions[i] = _NO_VERSION if grad is None else grad._version
+        return ids, versions
+
+    def _changed(self, ids: list[int], versions: list[int]) -> tuple[int, ...]:
+        if versions == self._versions and ids == self._ids:
+            return ()
+        if not any(map(eq, versions, self._versions)):
+            return self.everything
+        pairs = zip(ids, self._ids, versions, self._versions, strict=True)
+        return self.shared(i for i, (now, before, new, old) in enumerate(pairs) if now != before or new != old)
+
+    def _part(self, indices: tuple[int, ...], ids: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Part indices into those without and those with a gradient."""
+        num_none = ids.count(_NO_GRADIENT)
+        if num_none == 0:
+            return (), indices
+        if num_none == len(ids):
+            return indices, ()
+        without = self.shared(i for i in indices if ids[i] == _NO_GRADIENT)
+        return without, self.shared(i for i in indices if ids[i] != _NO_GRADIENT)
+
+    def _alike(self) -> bool:
+        histories = self._histories
+        return bool(histories) and histories.count(histories[0]) == len(histories)
+
+    def _where(self, indices: tuple[int, ...], holds: Callable[[History], bool]) -> tuple[int, ...]:
+        histories = self._histories
+        if self._alike():
+            return indices if holds(histories[0]) else ()
+        return self.shared(i for i in indices if holds(histories[i]))
+
+    def _change(self, indices: tuple[int, ...], happen: Callable[[History], History]) -> None:
+        histories = self._histories
+        if len(indices) == len(histories) and self._alike():
+            self._histories = [happen(histories[0])] * len(histories)
+            return
+        known: dict[History, History] = {}
+        for i in indices:
+            history = histories[i]
+            after = known.get(history)
+            if after is None:
+                after = known[history] = happen(history)
+            histories[i] = after

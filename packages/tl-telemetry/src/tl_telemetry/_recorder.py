@@ -21,7 +21,7 @@ from ._gradients import Gradients
 from ._marks import GraphMarks
 from ._record import StepRecord
 from ._schedulers import Schedulers
-from ._sites import calling_frame, calling_site, in_torch, is_running, shown_site
+from ._sites import calling_frame, calling_site, in_torch, raised_in_torch, is_running, shown_site
 from ._steppers import Stepper, Steppers
 from ._tensors import Tensors, is_lazy
 from ._updates import Updates
@@ -136,7 +136,8 @@ class Recorder:
         self.forward.ended(module)
 
     def warned(self, message: str, category: type[Warning], filename: str, lineno: int) -> None:
-        self._events.append(Warned(message, category.__name__, shown_site(filename, lineno), in_torch(filename)))
+        from_torch = in_torch(filename) or raised_in_torch() or "Triggered internally at" in message
+        self._events.append(Warned(message, category.__name__, shown_site(filename, lineno), from_torch))
 
     def backward_begins(self, roots: Sequence[Any], accumulate: bool) -> None:
         self._backward_depth += 1
@@ -147,16 +148,16 @@ class Recorder:
             self._look_around()
             self.num_backwards += 1
             gradients = self.gradients
-            leftover = [i for i, kept in enumerate(gradients.kept) if kept]
+            leftover = gradients.kept(gradients.everything)
             earlier, connected = self.marks.meet(roots, self.num_backwards)
-            repeated = [i for i, source in enumerate(gradients.sources) if earlier in source] if earlier else []
+            repeated = gradients.holding(earlier) if earlier else ()
             self._begun = BackwardBegun(
                 site=calling_site(),
                 connected=connected,
-                leftover=gradients.shared(leftover),
+                leftover=leftover,
                 leftover_norms=self._norms(leftover) if leftover else None,
                 repeats=earlier if repeated else None,
-                repeated=gradients.shared(repeated),
+                repeated=repeated,
                 repeated_norms=self._norms(repeated) if repeated else None,
             )
         self.watch_s += perf_counter() - start
@@ -197,18 +198,18 @@ class Recorder:
         with torch.no_grad():
             self._look_around()
             gradients = self.gradients
-            known = (self.tensors.index_of.get(id(parameter)) for parameter in parameters)
-            followed = [i for i in known if i is not None]
-            graded = [i for i in followed if gradients.tensors[i].grad is not None]
+            known = map(self.tensors.index_of.get, map(id, parameters))
+            followed = gradients.shared(i for i in known if i is not None)
+            _, graded = gradients.parted(followed)
             self._events.append(
                 Clip(
                     function=function,
                     site=calling_site(),
                     bound=bound,
                     given=len(parameters),
-                    followed=gradients.shared(followed),
-                    graded=gradients.shared(graded),
-                    used=gradients.shared(i for i in graded if gradients.kept[i]),
+                    followed=followed,
+                    graded=graded,
+                    used=gradients.kept(graded),
                     norms=self._norms(graded),
                     scale=self._scale_at(graded),
                     in_step=self._running_name(),
@@ -252,7 +253,10 @@ class Recorder:
         stepper = call.stepper
         if call.records:
             with torch.no_grad():
-                seen = self._see(stepper) if closure else call.seen
+                if closure:
+                    self.gradients.accept(stepper.indices)
+                    call.seen = self._see(stepper)
+                seen = call.seen
                 if seen is not None:
                     self._events.append(self._step_event(stepper, seen, closure))
                     self.gradients.use(stepper.indices, self.num_backwards)
@@ -300,33 +304,25 @@ class Recorder:
                 self.became_trainable.setdefault(index, len(self.records))
         self._requires_grad = now
 
-    def _norms(self, indices: Sequence[int]) -> Span:
-        grads = [grad for i in indices if (grad := self.gradients.tensors[i].grad) is not None]
-        return self._figures.add(norms([grad.detach() if grad.requires_grad else grad for grad in grads]))
+    def _norms(self, indices: tuple[int, ...]) -> Span:
+        return self._figures.add(norms(self.gradients.grads(indices)))
 
     def _see(self, stepper: Stepper) -> Seen:
         """Read what the optimizer works with; before its step, or after a closure that made the gradients."""
         gradients = self.gradients
-        graded, ungraded, frozen = [], [], []
-        for i in stepper.indices:
-            tensor = gradients.tensors[i]
-            if tensor.grad is not None:
-                graded.append(i)
-                if not tensor.requires_grad:
-                    frozen.append(i)
-            elif tensor.requires_grad:
-                ungraded.append(i)
+        tensors = gradients.tensors
+        without, graded = gradients.parted(stepper.indices)
         return Seen(
-            graded=gradients.shared(graded),
-            ungraded=gradients.shared(ungraded),
-            frozen=gradients.shared(frozen),
+            graded=graded,
+            ungraded=gradients.shared(i for i in without if tensors[i].requires_grad),
+            frozen=gradients.shared(i for i in graded if not tensors[i].requires_grad),
             norms=self._norms(graded),
             lrs=stepper.lrs(self._figures),
             scale=self._copy(getattr(stepper.optimizer, "grad_scale", None)),
             found_inf=self._copy(getattr(stepper.optimizer, "found_inf", None)),
             stage=self._scaler_stage(stepper.optimizer),
             portions=gradients.portions(graded),
-            lost=gradients.shared(i for i in stepper.indices if gradients.lost[i]),
+            lost=gradients.lost(stepper.indices),
         )
 
     def _moving(self, stepper: Stepper, closure: bool) -> list[tuple[int, Tensor]]:

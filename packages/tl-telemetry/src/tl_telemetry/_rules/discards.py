@@ -15,7 +15,7 @@ FEWEST = 4
 def discarded_gradient(run: Evidence) -> Iterator[Finding]:
     """See a loss whose gradients are cleared in step after step without an update, and used only now and then."""
     used = {n for _, event in run.steps for portion in event.portions for n in portion.source if n > portion.used}
-    pending = {n for source in run.facts.recorder.gradients.sources for n in source}
+    pending = run.facts.recorder.gradients.held_passes()
     updating = {record.step for record, _ in run.steps}
     sites: dict[str, list[tuple[int, Backward]]] = {}
     for record, event in run.backwards.values():
