@@ -58,8 +58,8 @@ EXPLAINED = {
     "a call in every other step": (
         lambda: run(warmup, every=2),
         warmup,
-        "the schedule moves once in 2 steps, the expectation in each: scheduler.step() is called once an update of several "
-        "micro-batches, or once an epoch",
+        "the schedule moves once in 2 steps, the expectation in each: scheduler.step() is called once an update of "
+        "several micro-batches, or once an epoch",
     ),
     "never called": (
         lambda: run(warmup, every=100),

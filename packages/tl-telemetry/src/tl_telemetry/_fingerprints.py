@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from tl_core import TrainingSetup
 
@@ -97,6 +99,9 @@ def _read_state(value: Any) -> tuple[dict[str, Tensor], tuple[Any, ...]] | None:
     tensors: dict[str, Tensor] = {}
     numbers: list[Any] = []
     _flatten("", state, tensors, numbers)
+    # an average that only counts so far (a warmup) may not save its counter
+    own = getattr(value, "__dict__", {}).values()
+    numbers += [number for number in own if isinstance(number, (int, float)) and not isinstance(number, bool)]
     return tensors, tuple(numbers)
 
 
@@ -128,16 +133,22 @@ def _holds_copies(tensors: list[Tensor], weights: list[Tensor]) -> bool:
     return True
 
 
-_AVERAGE_WORDS = ("ema", "averag", "avg", "swa", "polyak", "shadow")
-_AVERAGE_SETTINGS = ("decay", "beta", "momentum", "tau", "alpha", "ema_decay", "update_after_step")
+_AVERAGE_WORDS = ("averag", "avg", "polyak", "shadow")
+_AVERAGE_SETTINGS = ("decay", "beta", "momentum", "tau", "alpha", "ema_decay")
+_AVERAGE_UPDATES = ("update", "update_parameters", "update_average", "step")
 
 
 def _averages(name: str, value: Any) -> bool:
-    words = f"{name} {type(value).__name__}".lower()
-    if any(word in words for word in _AVERAGE_WORDS):
+    if isinstance(value, AveragedModel) and value.avg_fn is None and value.multi_avg_fn is None:
+        return False  # equal weights (SWA) are averaged over the last part of a training, not over a short run
+    text = f"{name} {type(value).__name__}"
+    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text)]
+    if "ema" in words or any(part in text.lower() for part in _AVERAGE_WORDS):
         return True
+    # a penalty towards a copy of the weights has an alpha too, but nothing that updates the copy
     own = getattr(value, "__dict__", {})
-    return any(isinstance(own.get(setting), float) for setting in _AVERAGE_SETTINGS)
+    updates = any(callable(getattr(value, method, None)) for method in _AVERAGE_UPDATES)
+    return updates and any(isinstance(own.get(setting), float) for setting in _AVERAGE_SETTINGS)
 
 
 def named_parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:

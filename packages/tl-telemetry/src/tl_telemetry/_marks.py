@@ -47,14 +47,15 @@ class GraphMarks:
             if node is None:
                 continue
             connected = True
-            nodes = list(_scalings(node))
-            for met in nodes:
-                mark = met.metadata.get(self._key)
+            # one node may have several outputs (unbind, split): each is a loss of its own
+            nodes = list(_scalings(node, root.output_nr))
+            for met, output in nodes:
+                mark = met.metadata.get((self._key, output))
                 if mark is not None:
                     earlier = max(earlier, mark.number)
             mark = _Mark(number)
-            for met in nodes:
-                met.metadata[self._key] = mark
+            for met, output in nodes:
+                met.metadata[self._key, output] = mark
             if len(self._marks) == MAX_ALIVE:
                 self._drop_dead()
             if len(self._marks) < MAX_ALIVE:
@@ -74,13 +75,13 @@ class GraphMarks:
         self._marks = [(step, ref) for step, ref in self._marks if ref() is not None]
 
 
-def _scalings(node: Any) -> Iterator[Any]:
-    """Yield the root's node and, below scalings by a constant, the node of the unscaled loss."""
+def _scalings(node: Any, output: int) -> Iterator[tuple[Any, int]]:
+    """Yield the root's node and output and, below scalings by a constant, those of the unscaled loss."""
     for _ in range(MAX_SCALINGS):
-        yield node
+        yield node, output
         if node.name() not in _SCALINGS:
             return
-        inputs = [child for child, _ in node.next_functions if child is not None]
+        inputs = [(child, number) for child, number in node.next_functions if child is not None]
         if len(inputs) != 1:
             return
-        node = inputs[0]
+        node, output = inputs[0]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from types import FrameType, TracebackType
 
 import torch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(__file__) + os.sep
+_WARNINGS = warnings.__file__
 _DYNAMO = _TORCH + "_dynamo" + os.sep
 
 
@@ -50,6 +52,14 @@ def shown_site(filename: str, lineno: int) -> str:
 def in_torch(filename: str) -> bool:
     """Tell whether a file is torch's own."""
     return filename.startswith(_TORCH)
+
+
+def raised_in_torch() -> bool:
+    """Tell whether torch's own Python code raised the warning that is being shown, whichever line it blames."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((_OWN, _WARNINGS)):
+        frame = frame.f_back
+    return frame is not None and in_torch(frame.f_code.co_filename)
 
 
 def cut_own_frames(traceback: TracebackType | None) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 from tl_core import Finding
@@ -22,7 +24,9 @@ def frozen_buffer_moved(run: Evidence) -> Iterator[Finding]:
     touched_parameters = {run.tensors.name(i) for i in run.moved}
     found: dict[str, str] = {}
     for module_name, module in run.setup.model.named_modules():
-        if not module._buffers or not facts.recorder.forward.flags.get(id(module), 0) & RAN_IN_TRAINING:
+        # forward passes are not followed to the end of a long run: then the mode that the run left tells
+        trains = facts.recorder.forward.flags.get(id(module), 0) & RAN_IN_TRAINING or module.training
+        if not module._buffers or not trains:
             continue
         frozen = _frozen_around(run.setup.model, module_name, module)
         if frozen is None or any(name in touched_parameters or name in facts.trainable_start for name in frozen):
@@ -37,8 +41,12 @@ def frozen_buffer_moved(run: Evidence) -> Iterator[Finding]:
     kinds = sorted(set(found.values()))
     yield Finding(
         rule="frozen-buffer-moved",
-        seen=f"{_listed(list(found))} moved during the run, in {' and '.join(kinds)} modules whose parameters are all frozen",
-        cause="the frozen part runs in training mode: requires_grad_(False) does not stop running statistics from drifting",
+        seen=f"{_listed(list(found))} changed during the run, although the {' and '.join(kinds)} modules that hold "
+        "them are "
+        "frozen (no parameter there is trainable)",
+        cause="they ran in training mode: requires_grad_(False) does not stop what a forward pass writes, such as "
+        "running "
+        "statistics",
         fix="put the frozen part in eval mode (module.eval()), again after each model.train()",
         parameters=tuple(found),
         evidence={"buffers": len(found)},
@@ -68,15 +76,17 @@ def ema_never_updated(run: Evidence) -> Iterator[Finding]:
     """See averages of the weights that start as a copy of them and never change."""
     for name in _static(run):
         entry = run.facts.state_start[name]
-        if not (entry.copy_of_weights and entry.averages):
-            continue
         updates = len(run.steps)
+        if not (entry.copy_of_weights and entry.averages) or updates < 3:
+            continue
         yield Finding(
             rule="ema-never-updated",
-            seen=f"setup.state[{name!r}] ({type(run.setup.state[name]).__name__}) started as a copy of the weights and never "
+            seen=f"setup.state[{name!r}] ({type(run.setup.state[name]).__name__}) started as a copy of the weights "
+            "and never "
             f"changed in {several(updates, 'update')}; no forward pass used it",
-            cause="its update is never called: the average stays at the initial weights",
-            fix="call its update after each optimizer.step()",
+            cause=f"its update was not called in these {updates} updates: the average stays at the initial weights",
+            fix="call its update after each optimizer.step(); if it is due less often than in every "
+            f"{updates} updates, run more steps",
             evidence={"updates": updates},
         )
 
@@ -85,13 +95,15 @@ def static_state(run: Evidence) -> Iterator[Finding]:
     """Note other entries of ``setup.state`` that never change."""
     for name in _static(run):
         entry = run.facts.state_start[name]
-        if entry.copy_of_weights and entry.averages:
+        if entry.copy_of_weights and entry.averages and len(run.steps) >= 3:
             continue
         yield Finding(
             rule="static-state",
             seen=f"setup.state[{name!r}] ({type(run.setup.state[name]).__name__}) never changed in "
             f"{several(len(run.steps), 'update')}, and no forward pass used it",
-            cause="it is constant or changes later (a best score, a reference copy), or its update is never called",
+            cause="undecided: it is constant, or changes later (a best score, an average of the last epochs), or "
+            "its update "
+            "is never called",
             fix="nothing, if it is meant to stay",
             evidence={"updates": len(run.steps)},
         )
@@ -133,9 +145,10 @@ def graph_kept_alive(run: Evidence) -> Iterator[Finding]:
         return
     yield Finding(
         rule="graph-kept-alive",
-        seen=f"the autograd graphs of {count} of the first {followed} steps were still alive when the run ended",
-        cause="something keeps tensors with their history from step to step (`total += loss`, `losses.append(loss)`): memory "
-        "grows with every step",
+        seen=f"the autograd graphs of {count} of {several(followed, 'step')} were still alive when the run ended",
+        cause="tensors with their history are kept from step to step: memory grows with every step. Which, is not "
+        "seen: "
+        "usually a loss that is summed (`total += loss`) or listed (`losses.append(loss)`), a hidden state, or outputs",
         fix="keep loss.detach() (or loss.item() where waiting for the device is fine)",
         evidence={"alive": count, "followed": followed},
     )
@@ -149,10 +162,11 @@ def loss_broadcast(run: Evidence) -> Iterator[Finding]:
     record, event, match = hits[0]
     yield Finding(
         rule="loss-broadcast",
-        seen=f"the loss at {event.site} compares an input of size {_size(match[2])} with a target of size {_size(match[1])}: "
-        f"they are broadcast, and every prediction is compared with every target ({at([record.step])}; torch warns once)",
-        cause="one of them has a dimension of 1 that the other lacks",
-        fix="give both the same shape: target.unsqueeze(1), or prediction.squeeze(1)",
+        seen=f"the loss at {event.site} compares an input of size {_size(match[2])} with a target of size "
+        f"{_size(match[1])} "
+        f"({at([record.step])}; torch warns of a line once){_broadcast_to(match[2], match[1])}",
+        cause="the shapes differ, and are stretched to a common one instead of being compared element by element",
+        fix=_same_shape(match[2], match[1]),
         steps=telling([record.step]),
         evidence={"input_size": _size(match[2]), "target_size": _size(match[1])},
     )
@@ -175,10 +189,34 @@ def torch_warning(run: Evidence) -> Iterator[Finding]:
         )
 
 
+def _broadcast_to(input_size: str, target_size: str) -> str:
+    shapes = [tuple(map(int, re.findall(r"\d+", text))) for text in (input_size, target_size)]
+    try:
+        common = tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    except RuntimeError:  # torch warned, and is about to raise
+        return ""
+    wanted = max(math.prod(shape) for shape in shapes)
+    if math.prod(common) == wanted:
+        return f": they are broadcast to {_shown(common)}"
+    return f": they are broadcast to {_shown(common)}, and {math.prod(common)} pairs are compared instead of {wanted}"
+
+
+def _same_shape(input_size: str, target_size: str) -> str:
+    given, target = (tuple(map(int, re.findall(r"\d+", text))) for text in (input_size, target_size))
+    if given == (*target, 1):
+        return "give both the same shape: target.unsqueeze(-1), or prediction.squeeze(-1)"
+    if target == (*given, 1):
+        return "give both the same shape: target.squeeze(-1), or prediction.unsqueeze(-1)"
+    return "give both the same shape"
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"
+
+
 def _size(text: str) -> str:
     """Return a shape as torch prints it (``torch.Size([16, 1])``) without its wrapping: ``(16, 1)``."""
-    numbers = re.findall(r"\d+", text)
-    return f"({', '.join(numbers)})" if len(numbers) != 1 else f"({numbers[0]},)"
+    return _shown(tuple(map(int, re.findall(r"\d+", text))))
 
 
 def _listed(names: list[str]) -> str:
