@@ -60,11 +60,14 @@ def _not_judged(run: Evidence) -> Iterator[Finding]:
         yield Finding("not-judged", "no step was recorded: nothing could be judged", "", "")
         return
     if not run.steps and not run.overflows:
+        by_hand = sorted(run.moved & set(run.trainable))
         yield Finding(
             "not-judged",
-            f"no optimizer stepped in {several(len(run.records), 'step')}: what an update shows could not be judged",
+            f"no optimizer stepped in {several(len(run.records), 'step')}"
+            + (f", while the loop moved {run.shown(by_hand)} without one" if by_hand else "")
+            + ": what an update shows could not be judged",
             "",
-            "run at least one whole accumulation cycle",
+            "" if by_hand else "run at least one whole accumulation cycle",
         )
     if not run.backwards and run.steps and run.graded:
         yield Finding(

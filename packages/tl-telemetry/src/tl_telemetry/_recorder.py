@@ -229,6 +229,8 @@ class Recorder:
         self._stepping.append(call)
         if stepper.follow_new(self.gradients):
             self._walk_needed = True
+        if len(self.tensors) > len(self.gradients.tensors):  # an optimizer over a model that the loop has just replaced
+            self._walk()
         if stepper.is_new:
             stepper.is_new = False
             self.built_optimizers.append((len(self.records), stepper))

@@ -305,23 +305,7 @@ class TrainingRun:
         unknown = sorted(set(wanted) - set(self.setup.optimizers))
         if unknown:
             raise ValueError(f"expected names {unknown}, the setup's optimizers are {list(self.setup.optimizers)}")
-        counts = {name: self._num_updates(name) for name in wanted}
-        wrong = {name: count for name, count in counts.items() if count != wanted[name]}
-        if not wrong:
-            return self
-        seen = ", ".join(f"{name!r} stepped {count} times, {wanted[name]} expected" for name, count in wrong.items())
-        return self._finish(
-            (
-                Finding(
-                    rule="update-count",
-                    seen=f"{seen} (in {len(self.records)} steps)",
-                    cause="undecided: accumulation over another number of micro-batches than expected, a last group that "
-                    "is dropped or added, or updates that a GradScaler skipped",
-                    fix="compare with tl_telemetry.num_updates(...) for this data set, batch size and accumulation",
-                    evidence={"counts": counts, "expected": dict(wanted)},
-                ),
-            )
-        )
+        return self._require(Options(), lambda run: steps.update_count(run, wanted))
 
     def _require(self, options: Options, *rules: Callable[[Evidence], Iterator[Finding]]) -> TrainingRun:
         evidence = Evidence(self.facts, options)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tl_core import Finding
 from tl_coverage import check_optimizer_coverage
-from tl_telemetry._evidence import Evidence
+from tl_telemetry._evidence import Evidence, at
 from tl_telemetry._forward import OPAQUE, RAN_WITH_GRAD, RAN_WITHOUT_GRAD
 from tl_telemetry._rule_ids import COVERAGE
 
@@ -21,24 +21,53 @@ def coverage(run: Evidence) -> Iterator[Finding]:
     """See what ``tl_coverage`` finds at the end of the run, with every optimizer that stepped."""
     left_out = run.ignored | trained_otherwise(run) | run_without_gradient(run)
     report = check_optimizer_coverage(run.setup.model, _optimizers(run), ignore=_escaped(run, left_out))
-    became = {run.tensors.name(i): step for i, step in run.facts.recorder.became_trainable.items()}
+    foreign = [seen for f in report.findings if f.rule == "foreign-tensor" and (seen := _without_gradient(run, f))]
+    told = {name for finding in foreign for name in finding.parameters}  # each names what is missing too
     for finding in report.findings:
         if finding.rule in JUDGED_BY_STEPS or finding.rule not in COVERAGE:
             continue
-        since = sorted({became[name] for name in finding.parameters if name in became})
+        if finding.rule == "uncovered-parameter" and told >= set(finding.parameters):
+            continue
+        yield _since(run, finding)
+    yield from foreign
+
+
+def _since(run: Evidence, finding: Finding) -> Finding:
+    """Add the step in which the finding's parameters became trainable, or were first used, if that was in the run."""
+    became = {run.tensors.name(i): step for i, step in run.facts.recorder.became_trainable.items()}
+    new: dict[str, int] = {}
+    for record, event in run.backwards.values():
+        for i in event.filled:
+            if i >= run.facts.num_start:
+                new.setdefault(run.tensors.name(i), record.step)
+    for what, known in (("trainable", became), ("in use", new)):
+        since = sorted({known[name] for name in finding.parameters if name in known})
         if since:
-            steps = ", ".join(map(str, since))
-            finding = replace(
-                finding, seen=f"{finding.seen} (trainable since step {steps} of this run)", steps=tuple(since)
-            )
-        yield finding
-    foreign = _foreign_without_gradient(run)
-    if foreign and any(
-        finding.rule in ("uncovered-parameter", "other-copy", "replaced-layer") for finding in report.findings
-    ):
-        for finding in report.findings:
-            if finding.rule == "foreign-tensor":
-                yield finding
+            return replace(finding, seen=f"{finding.seen} ({what} since {at(since)} of this run)", steps=tuple(since))
+    return finding
+
+
+def _without_gradient(run: Evidence, finding: Finding) -> Finding | None:
+    """Say how many of an optimizer's foreign tensors got no gradient; None when all of them got one."""
+    stepper = next((s for s in run.facts.recorder.steppers if s.name == finding.evidence["optimizer"]), None)
+    foreign = [i for i in stepper.indices if not run.tensors.entries[i].in_model] if stepper else []
+    without = [i for i in foreign if i not in run.filled | run.graded]
+    if not without:
+        return None
+    if len(foreign) == 1:
+        which = "the tensor that it holds got no gradient"
+    elif len(without) == len(foreign):
+        which = f"none of the {len(foreign)} tensors got a gradient"
+    else:
+        which = f"{len(without)} of the {len(foreign)} tensors got no gradient"
+    return replace(
+        finding,
+        seen=f"{finding.seen}; {which} in this run",
+        cause="undecided: what it holds is a copy of what is missing, or was a part of the model that has been "
+        "replaced",
+        fix="build the optimizer from the finished model's own parameters",
+        evidence={**finding.evidence, "without_gradient": len(without)},
+    )
 
 
 def frozen_parameter(run: Evidence) -> Iterator[Finding]:
@@ -107,8 +136,3 @@ def run_without_gradient(run: Evidence) -> frozenset[int]:
         for i in run.trainable
         if i not in known and flags.get(id(run.tensors.entries[i].owner), 0) & ran == RAN_WITHOUT_GRAD
     )
-
-
-def _foreign_without_gradient(run: Evidence) -> list[int]:
-    seen = run.filled | run.graded
-    return [i for i in run.held if not run.tensors.entries[i].in_model and i not in seen]

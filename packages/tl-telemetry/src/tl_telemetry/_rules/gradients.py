@@ -2,47 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torch import nn
 
 from tl_core import Finding
+from tl_telemetry._events import Backward
 from tl_telemetry._evidence import Evidence, at, several, telling
 from tl_telemetry._forward import CUT_INSIDE, OPAQUE, RAN_WITH_GRAD, RAN_WITHOUT_GRAD
-from tl_telemetry._record import total
+from tl_telemetry._record import StepRecord, total
 from tl_telemetry._rules.coverage import run_without_gradient
 
 
 def loss_not_connected(run: Evidence) -> Iterator[Finding]:
     """See losses whose backward pass reaches no parameter at all."""
-    passes = list(run.backwards.values())
-    if not passes or run.filled or run.graded:
-        return  # gradients that were there without a pass were put there by hand
-    without_graph = sum(not event.connected for _, event in passes)
-    if without_graph == len(passes):
-        what = "the loss was a leaf tensor, with no graph behind it"
-        cause = (
-            "the loss was made anew from a number or from detached data (`.item()`, `.detach()`, `torch.tensor(...)`); "
-            "`requires_grad=True` on it only silences torch's error"
-        )
-        fix = "call backward() on the tensor that the loss function returned, before any .item() or .detach()"
+    by_site: dict[str, list[tuple[StepRecord, Backward]]] = {}
+    for record, event in run.backwards.values():
+        by_site.setdefault(event.site, []).append((record, event))
+    for site, passes in by_site.items():
+        cut = [(record, event) for record, event in passes if not event.connected and not event.filled]
+        # a loss made anew may stand for a batch that has none: not in half of the steps
+        if cut and len(cut) * 2 >= len(passes):
+            yield _without_graph(site, cut, len(passes))
+    yield from _elsewhere(run)
+
+
+def _without_graph(site: str, cut: list[tuple[StepRecord, Backward]], num_passes: int) -> Finding:
+    steps = telling(record.step for record, _ in cut)
+    count = several(num_passes, "backward pass")
+    if len(cut) < num_passes:
+        count = f"{len(cut)} of {count}"
+    return Finding(
+        rule="loss-not-connected",
+        seen=f"{count} ({site}) reached no parameter: the loss was a leaf tensor, with no graph behind it "
+        f"({at(steps)})",
+        cause="the loss was made anew from a number or from detached data (`.item()`, `.detach()`, "
+        "`torch.tensor(...)`); `requires_grad=True` on it only silences torch's error",
+        fix="call backward() on the tensor that the loss function returned, before any .item() or .detach()",
+        steps=steps,
+        evidence={"backward_passes": num_passes, "without_graph": len(cut)},
+    )
+
+
+def _elsewhere(run: Evidence) -> Iterator[Finding]:
+    """See losses with a graph that leads to nothing that is trained."""
+    passes = [(record, event) for record, event in run.backwards.values() if event.connected]
+    trained = run.held | {i for i, entry in enumerate(run.tensors.entries) if entry.in_model}
+    # gradients that were there without a pass were put there by hand
+    if not passes or run.graded or not run.filled.isdisjoint(trained) or run.filled & run.moved:
+        return
+    steps = telling(record.step for record, _ in passes)
+    if run.filled:
+        what = f"what they reached is {run.shown(run.filled)}, which no optimizer holds"
+        cause = "the loss was computed from another model than the one that the optimizers train"
     else:
         what = "a graph was behind the loss, but no parameter of the model or of an optimizer got a gradient from it"
         cause = (
             "undecided: the loss was computed from another copy of the model, or from an output that had left the "
             "graph (`.detach()`, `.data`, no_grad) together with something else that needs gradients, such as the input"
         )
-        fix = "compute the loss from the output of the model that the setup holds, without leaving the graph in between"
-    steps = telling(record.step for record, _ in passes)
     yield Finding(
         rule="loss-not-connected",
-        seen=f"{several(len(passes), 'backward pass')} ({passes[0][1].site}) reached no parameter: {what} "
-        f"({at(steps)})",
+        seen=f"{several(len(passes), 'backward pass')} ({passes[0][1].site}) reached no parameter that is trained: "
+        f"{what} ({at(steps)})",
         cause=cause,
-        fix=fix,
+        fix="compute the loss from the output of the setup's model, without leaving the graph in between",
         steps=steps,
-        evidence={"backward_passes": len(passes), "without_graph": without_graph},
+        evidence={"backward_passes": len(passes), "without_graph": 0},
     )
 
 
@@ -83,7 +110,7 @@ def no_gradient(run: Evidence) -> Iterator[Finding]:
     if ran:
         yield Finding(
             rule="no-gradient",
-            seen=f"{run.shown(ran)} never got a gradient {counts}; its forward pass ran with gradients on",
+            seen=f"{run.shown(ran)} never got a gradient {counts}; {their(ran)} forward pass ran with gradients on",
             cause="undecided: its output leaves the graph on the way to the loss (`.detach()`, `.data`, `.item()`, a "
             "copy through numpy), or does not enter the loss at all",
             fix="let its output reach the loss without leaving the graph; if it is not meant to train, freeze it with "
@@ -105,12 +132,18 @@ def no_gradient(run: Evidence) -> Iterator[Finding]:
             fix = "pass use_reentrant=False to checkpoint()"
         yield Finding(
             rule="no-gradient",
-            seen=f"{run.shown(cut)} never got a gradient {counts}; its forward pass ran only with gradients off",
+            seen=f"{run.shown(cut)} never got a gradient {counts}; {their(cut)} forward pass ran only with gradients "
+            "off",
             cause=cause,
             fix=fix,
             parameters=run.named(cut),
             evidence={"steps": len(run.records), "without_gradient": len(cut), "with_gradient": len(reached)},
         )
+
+
+def their(indices: Sequence[int]) -> str:
+    """Return the pronoun for one parameter or several."""
+    return "its" if len(indices) == 1 else "their"
 
 
 def never_ran(run: Evidence) -> Iterator[Finding]:
@@ -121,23 +154,23 @@ def never_ran(run: Evidence) -> Iterator[Finding]:
     for indices, seen, cause, fix in (
         (
             without.not_called,
-            f"never got a gradient in {num_steps}, and was not called in any of them",
-            "it had no turn in these steps (an expert that was not chosen, another task's head), or the loop does not "
-            "use it",
+            f"never got a gradient in {num_steps}, and no forward pass of {their(without.not_called)} module ran",
+            "undecided: its turn did not come in these steps (an expert that was not chosen, another task's head), or "
+            "the loop does not use it",
             "nothing, if its turn comes later; else call it in the forward pass, or remove it",
         ),
         (
             aside,
-            f"never got a gradient in {num_steps}, and was only seen to run with gradients off",
-            "all of its calls are under torch.no_grad(), as those of a target network or a teacher are",
+            f"never got a gradient in {num_steps}; {their(aside)} forward pass was only seen to run with gradients off",
+            "the calls that were seen were under torch.no_grad(), as those of a target network or a teacher are",
             "nothing, if it is not meant to train: requires_grad_(False) says so; else call it with gradients on",
         ),
         (
             without.hidden,
-            f"never got a gradient in {num_steps}; it is inside of a compiled or scripted module",
-            "undecided: what runs inside of such a module cannot be seen, so its output may be unused or cut off from "
-            "the loss",
-            "watch the loop once without torch.compile: then the finding says which of them it is",
+            f"never got a gradient in {num_steps}; {their(without.hidden)} module is inside of a compiled or scripted "
+            "one",
+            "undecided: what runs inside of such a module cannot be seen. It may be unused, or cut off from the loss",
+            "watch the loop once without compiling it: then this says which of the two it is",
         ),
     ):
         if indices:

@@ -34,12 +34,15 @@ def missing_zero_grad(run: Evidence) -> Iterator[Finding]:
         whose = "the gradients" if whole_optimizer else f"the gradients of {run.shown(held)}"
         others = sorted(users - {name})
         earlier = "its earlier updates" if not others else f"earlier updates by {' and '.join(map(repr, others))}"
-        cause = "nothing cleared them between that update and the next backward(), which adds to what it finds"
+        cause = "nothing cleared them between an update and the next backward(), which adds to what it finds"
         if not whole_optimizer and not others:
             cause += "; the other gradients of this optimizer were cleared, or had nothing to add up"
-        fix = "call zero_grad() once an update, before backward() or after step()"
+        on = "" if len(run.steps_by_optimizer) == 1 else f" on {name!r}"
+        fix = f"call zero_grad(){on} once an update, before backward() or after step()"
         if others:
-            fix += f", on {name!r} too"
+            fix = f"call zero_grad() on {name!r} before the backward() whose gradients it steps with"
+        elif steps[-1][1].closure:
+            fix = "call zero_grad() in the closure, before backward()"
         elif not whole_optimizer:
             fix += ", on the optimizer itself: it reaches all that it steps, which a module's zero_grad() need not"
         yield Finding(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tl_core import Finding
 from tl_telemetry._events import OptimizerStep
@@ -24,7 +24,7 @@ def step_without_gradient(run: Evidence) -> Iterator[Finding]:
         cause, fix = _why_without(run, name, steps, indices)
         yield Finding(
             rule="step-without-gradient",
-            seen=f"{name!r} stepped {several(len(steps), 'time')} without a gradient ({at(hit)}): none was in "
+            seen=f"{name!r} stepped {several(len(steps), 'time')} ({at(hit)}), never with a gradient: it holds "
             f"{run.shown(indices)}",
             cause=cause,
             fix=fix,
@@ -133,6 +133,41 @@ def never_stepped(run: Evidence) -> Iterator[Finding]:
             parameters=run.named(reached),
             evidence={"steps": len(run.records), "backward_passes": len(passes)},
         )
+
+
+def update_count(run: Evidence, expected: Mapping[str, int]) -> Iterator[Finding]:
+    """See optimizers that stepped more or less often in the run than expected."""
+    counts = {name: len(run.steps_by_optimizer.get(name, [])) for name in expected}
+    wrong = {name: count for name, count in counts.items() if count != expected[name]}
+    if not wrong:
+        return
+    parts = [f"{name!r} stepped {several(count, 'time')}, not {expected[name]}" for name, count in wrong.items()]
+    reasons = [reason for name in wrong if (reason := _passes_an_update(run, name, expected[name]))]
+    if run.overflows:
+        reasons.append(f"a GradScaler skipped {several(len(run.overflows), 'update')} ({at(run.overflows)})")
+    yield Finding(
+        rule="update-count",
+        seen=f"{' and '.join(parts)}, in {several(len(run.records), 'step')}",
+        cause="; ".join(reasons)
+        or "undecided: accumulation over another number of micro-batches than expected, or a last group that is "
+        "dropped or added",
+        fix="compare with tl_telemetry.num_updates(...) for this data set, batch size and accumulation",
+        evidence={"counts": counts, "expected": dict(expected)},
+    )
+
+
+def _passes_an_update(run: Evidence, name: str, expected: int) -> str | None:
+    """Say how many backward passes an update took and should have taken, where both are whole numbers."""
+    steps = run.steps_by_optimizer.get(name, [])
+    taken = {len({n for p in event.portions for n in p.source if n > p.used}) for _, event in steps}
+    indices = run.facts.recorder.steppers.indices_of(run.setup.optimizers[name])
+    used = sum(not indices.isdisjoint(event.filled) for _, event in run.backwards.values())
+    if len(taken) != 1 or not expected or used % expected:
+        return None
+    return (
+        f"each update of {name!r} took the gradients of {several(taken.pop(), 'backward pass')}; {expected} updates of "
+        f"the {used} passes of this run would take {used // expected} each"
+    )
 
 
 def skipped_update(run: Evidence) -> Iterator[Finding]:
