@@ -25,7 +25,7 @@ EXPLAINS = {
     "replaced-layer": frozenset({"step-without-gradient", "no-gradient", "never-ran"}),
     "missing-zero-grad": frozenset({"repeated-step", "leaked-gradient", "diverging"}),
     "stepped-by-two": frozenset({"several-optimizers", "repeated-step"}),
-    "non-finite": frozenset({"diverging", "no-update", "grad-norm-exceeded"}),
+    "non-finite": frozenset({"diverging", "no-update", "grad-norm-exceeded", "zero-gradient", "loss-not-decreasing"}),
     "frozen-moved": frozenset({"frozen-buffer-moved"}),
     "grad-norm-exceeded": frozenset({"clip-every-update"}),
     "lr-zero": frozenset({"no-update", "skipped-update"}),
@@ -40,9 +40,9 @@ def judge(run: Evidence, rules: Iterable[Callable[[Evidence], Iterator[Finding]]
     found = [finding for rule in rules for finding in rule(run) if finding.rule not in allow]
     present = {finding.rule for finding in found}
     hidden = {rule for cause in present for rule in EXPLAINS.get(cause, ())}
-    found = [finding for finding in found if finding.rule not in hidden]
+    found = [finding for finding in found if finding.rule not in hidden] + list(not_judged(run))
     findings = tuple(f for f in found if f.rule not in NOTES or f.rule in strict)
-    notes = tuple(f for f in found if f.rule in NOTES and f.rule not in strict) + tuple(_not_judged(run))
+    notes = tuple(f for f in found if f.rule in NOTES and f.rule not in strict)
     judged = bool(run.steps or findings or run.overflows)
     return Report(CHECK, findings, notes, detail=detail(run.records, findings), judged=judged)
 
@@ -54,11 +54,29 @@ def detail(records: Sequence[StepRecord], findings: tuple[Finding, ...]) -> str:
     return "Telemetry:\n" + render(records, around={step for finding in findings for step in finding.steps[:3]})
 
 
-def _not_judged(run: Evidence) -> Iterator[Finding]:
+def not_judged(run: Evidence) -> Iterator[Finding]:
     """Say what could not be looked at, and why."""
     if not run.records:
         yield Finding("not-judged", "no step was recorded: nothing could be judged", "", "")
         return
+    every = run.options.every
+    if every is not None and len(run.records) < every:
+        yield Finding(
+            "not-judged",
+            f"the run ended after {several(len(run.records), 'step')}, before the first update was due "
+            f"(every={every}): skipped updates could not be judged",
+            "",
+            "run at least one whole accumulation cycle",
+        )
+    losses = sum(record.loss is not None for record in run.records)
+    if run.options.min_relative_decrease is not None and losses < 2:
+        yield Finding(
+            "not-judged",
+            f"the run has {several(losses, 'step')} with a loss, at least 2 are needed: whether the loss falls could not be "
+            "judged",
+            "",
+            "run more steps, or return the loss from the step",
+        )
     if not run.steps and not run.overflows:
         by_hand = sorted(run.moved & set(run.trainable))
         yield Finding(

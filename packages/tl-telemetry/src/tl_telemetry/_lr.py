@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tl_core import Finding
 
@@ -15,8 +15,8 @@ MAX_SHIFT = 3
 Expected = Callable[[int], float] | Sequence[float]
 
 
-def compare(run: Evidence, expected: Expected, optimizer: str | None, group: int, rtol: float) -> Finding | None:
-    """Return a finding where the used rates differ from the expected ones."""
+def compare(run: Evidence, expected: Expected, optimizer: str | None, group: int, rtol: float) -> Iterator[Finding]:
+    """See used rates that differ from the expected ones."""
     name = _optimizer(run, optimizer)
     rates = {record.step: record.lrs[name] for record in run.records if name in record.lrs}
     groups = len(next(iter(rates.values()), ()))
@@ -26,10 +26,10 @@ def compare(run: Evidence, expected: Expected, optimizer: str | None, group: int
     wanted = _schedule(expected, len(run.records))
     differing = [step for step, lr in used.items() if not _close(lr, wanted(step), rtol)]
     if not differing:
-        return None
+        return
     first = differing[0]
     cause, fix = _explain(run, name, used, wanted, expected, rtol)
-    return Finding(
+    yield Finding(
         rule="lr-unexpected",
         seen=f"the learning rate of {name!r} (group {group}) differs from the expected one in {len(differing)} of "
         f"{several(len(used), 'step')} ({at(differing)}): in step {first} it was {used[first]:g}, {wanted(first):g} "

@@ -28,16 +28,16 @@ def rule_ids(given: object, argument: str) -> frozenset[str]:
 
     Raises:
         TypeError: it is a plain string, or holds something that is no string.
-        ValueError: there is no such rule; the message lists the nearest ones.
+        ValueError: there is no such rule; the message lists the nearest ones, or all.
     """
     if isinstance(given, (str, bytes)) or not isinstance(given, (list, tuple, set, frozenset)):
-        raise TypeError(f"{argument} must be a list of rule ids, got {given!r}: write [{given!r}]")
+        hint = f": write [{given!r}]" if isinstance(given, str) else ""
+        raise TypeError(f"{argument} must be a list of rule ids, got {given!r}{hint}")
     for rule in given:
         if not isinstance(rule, str):
             raise TypeError(f"{argument} must hold rule ids (strings), got {rule!r}")
         if rule not in RULES:
-            near = difflib.get_close_matches(rule, RULES, n=3) or sorted(RULES)
-            raise ValueError(
-                f"{argument} names the rule {rule!r}, which does not exist; did you mean {', '.join(near)}?"
-            )
+            near = difflib.get_close_matches(rule, RULES, n=3)
+            known = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(sorted(RULES))}"
+            raise ValueError(f"{argument} names the rule {rule!r}, which does not exist; {known}")
     return frozenset(given)

@@ -17,7 +17,7 @@ from . import _lr
 from ._evidence import Evidence
 from ._export import rows
 from ._facts import Facts
-from ._judge import CHECK, detail, judge
+from ._judge import CHECK, detail, judge, not_judged
 from ._options import Options, rule_ids
 from ._record import StepRecord
 from ._rules import bounds, steps, updates
@@ -118,7 +118,8 @@ class TrainingRun:
         """Return the run in a few lines: steps, losses, updates, what data was taken for, what watching cost."""
         count = len(self.records)
         updates = ", ".join(f"{name} {self._num_updates(name)}" for name in self.setup.optimizers)
-        lines = [f"{count} steps, loss {self.initial:.4g} to {self.final:.4g}, updates: {updates or 'none'}"]
+        losses = f", loss {self.initial:.4g} to {self.final:.4g}" if self.losses else ""
+        lines = [f"{count} step{'' if count == 1 else 's'}{losses}, updates: {updates or 'none'}"]
         if self.facts.data_form:
             lines.append(f"data: {self.facts.data_form}")
         if count:
@@ -251,24 +252,22 @@ class TrainingRun:
             steps.step_without_gradient,
             updates.no_update,
             updates.lr_zero,
+            judged=lambda run: bool(run.steps or run.overflows) if every is None else len(run.records) >= every,
         )
 
     def assert_grad_norm_below(self, max_norm: float) -> TrainingRun:
         """Demand that each optimizer's total L2 gradient norm, before clipping, stays at or below ``max_norm``."""
-        if max_norm is None:
-            raise TypeError("max_norm must be a positive number, got None")
-        return self._require(Options(max_grad_norm=_positive(max_norm, "max_norm")), bounds.grad_norm_exceeded)
+        options = Options(max_grad_norm=_positive(max_norm, "max_norm", needed=True))
+        return self._require(options, bounds.grad_norm_exceeded, judged=lambda run: bool(run.steps))
 
     def assert_loss_decreases(self, min_relative_decrease: float = 0.1) -> TrainingRun:
         """Demand that the mean loss of the last quarter of the steps lies this much below the first quarter's."""
-        wanted = _number(min_relative_decrease, "min_relative_decrease")
-        if wanted is None:
-            raise TypeError("min_relative_decrease must be a number, got None")
-        if len(self.losses) < 2:
-            raise ValueError(
-                f"assert_loss_decreases needs at least 2 steps with a loss, the run has {len(self.losses)}"
-            )
-        return self._require(Options(min_relative_decrease=wanted), bounds.loss_not_decreasing)
+        wanted = _number(min_relative_decrease, "min_relative_decrease", needed=True)
+        return self._require(
+            Options(min_relative_decrease=wanted),
+            bounds.loss_not_decreasing,
+            judged=lambda run: sum(record.loss is not None for record in run.records) > 1,
+        )
 
     def assert_lr(
         self,
@@ -289,9 +288,7 @@ class TrainingRun:
         Raises:
             CheckFailed: a rate differs; the message says which shift, factor or unit would explain it.
         """
-        finding = _lr.compare(Evidence(self.facts, Options()), expected, optimizer, group, rtol)
-        found = () if finding is None or finding.rule in self._allow else (finding,)
-        return self._finish(found)
+        return self._require(Options(), lambda run: _lr.compare(run, expected, optimizer, group, rtol))
 
     def assert_num_updates(self, expected: int | dict[str, int]) -> TrainingRun:
         """Demand how often optimizers stepped in the whole run.
@@ -299,22 +296,24 @@ class TrainingRun:
         Args:
             expected: the number for every optimizer of the setup, or numbers by optimizer name.
         """
-        if isinstance(expected, bool) or not isinstance(expected, (int, dict)):
-            raise TypeError(f"expected must be an int or a dict of ints by optimizer name, got {expected!r}")
         wanted = expected if isinstance(expected, dict) else dict.fromkeys(self.setup.optimizers, expected)
+        if not wanted or any(isinstance(n, bool) or not isinstance(n, int) for n in wanted.values()):
+            raise TypeError(f"expected must be an int or a dict of ints by optimizer name, got {expected!r}")
         unknown = sorted(set(wanted) - set(self.setup.optimizers))
         if unknown:
             raise ValueError(f"expected names {unknown}, the setup's optimizers are {list(self.setup.optimizers)}")
         return self._require(Options(), lambda run: steps.update_count(run, wanted))
 
-    def _require(self, options: Options, *rules: Callable[[Evidence], Iterator[Finding]]) -> TrainingRun:
+    def _require(
+        self,
+        options: Options,
+        *rules: Callable[[Evidence], Iterator[Finding]],
+        judged: Callable[[Evidence], bool] = lambda run: True,
+    ) -> TrainingRun:
         evidence = Evidence(self.facts, options)
-        return self._finish(tuple(f for rule in rules for f in rule(evidence) if f.rule not in self._allow))
-
-    def _finish(self, findings: tuple[Finding, ...]) -> TrainingRun:
-        if not self.records:
-            nothing = Finding("not-judged", "no step was recorded: nothing could be judged", "", "")
-            Report(CHECK, notes=(nothing,), judged=False).require()
+        findings = tuple(f for rule in rules for f in rule(evidence) if f.rule not in self._allow)
+        if not self.records or not (findings or judged(evidence)):
+            Report(CHECK, notes=tuple(not_judged(evidence)), judged=False).require()
         Report(CHECK, findings, detail=detail(self.records, findings)).require()
         return self
 
@@ -327,18 +326,18 @@ def _num_examples(batch: Any) -> int | None:
     return next((n for value in values if (n := _num_examples(value)) is not None), None)
 
 
-def _positive(value: float | None, argument: str) -> float | None:
-    number = _number(value, argument)
+def _positive(value: float | None, argument: str, *, needed: bool = False) -> float | None:
+    number = _number(value, argument, needed=needed)
     if number is not None and not number > 0:
         raise ValueError(f"{argument} must be positive, got {value!r}")
     return number
 
 
-def _number(value: float | None, argument: str) -> float | None:
-    if value is None:
+def _number(value: float | None, argument: str, *, needed: bool = False) -> float | None:
+    if value is None and not needed:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{argument} must be a number or None, got {value!r}")
+        raise TypeError(f"{argument} must be a number{'' if needed else ' or None'}, got {value!r}")
     if math.isnan(value):
         raise ValueError(f"{argument} must not be NaN")
     return float(value)
@@ -356,5 +355,6 @@ def _count(value: int | None, argument: str, *, least: int) -> int | None:
 
 def _patterns(value: Sequence[str], argument: str) -> tuple[str, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise TypeError(f"{argument} must be a list of patterns, got {value!r}: write [{value!r}]")
+        hint = f": write [{value!r}]" if isinstance(value, str) else ""
+        raise TypeError(f"{argument} must be a list of patterns, got {value!r}{hint}")
     return tuple(value)

@@ -33,6 +33,8 @@ def render(records: Sequence[StepRecord], around: Collection[int] | None = None)
         records: the run's records.
         around: telling steps; a long run is folded around them, its ends and its extremes. None tells nothing.
     """
+    if not records:
+        return "  (no step was recorded)"
     columns = [column for column in _columns(records) if any(column.cell(record) != "-" for record in records)]
     rows = [[column.title for column in columns]]
     for block in _folded(records, around):
