@@ -15,7 +15,7 @@ X = torch.randn(16, 6, generator=torch.Generator().manual_seed(3))
 Y = X @ torch.linspace(-1.0, 1.0, 6).unsqueeze(1)
 
 MESSAGE = """\
-[torch-warning] torch warned at torch_warning.py:37 (steps 0-5): UserWarning: Implicit dimension choice for \
+[torch-warning] torch warned at torch_warning.py:38 (steps 0-5): UserWarning: Implicit dimension choice for \
 log_softmax has been deprecated. Change the call to include dim=X as an argument."""
 
 

@@ -12,6 +12,7 @@ from tl_core import TrainingSetup
 
 from ._fingerprints import Fingerprint, StateEntry, named_parameters_and_buffers, state_entries
 from ._recorder import Recorder
+from ._replay import Origin
 from ._tensors import Tensors, shown_name
 
 
@@ -24,7 +25,7 @@ class Facts:
         tensors: the followed parameters.
         data_form: what ``data`` was taken for; empty where the loop drew its own batches.
         over: whether the run has ended.
-        find_nonfinite: runs the loop again and names the operation that first made a non-finite value in a step; None
+        find_nonfinite: runs the loop again and names the operations that first made non-finite values in a step; None
             where the run cannot be repeated.
     """
 
@@ -32,7 +33,7 @@ class Facts:
     recorder: Recorder
     data_form: str = ""
     over: bool = False
-    find_nonfinite: Callable[[int], str | None] | None = None
+    find_nonfinite: Callable[[int], Origin] | None = None
     start: Fingerprint = field(init=False)
     end: Fingerprint = field(init=False)
     state_start: dict[str, StateEntry] = field(init=False)

@@ -21,7 +21,7 @@ from ._gradients import Gradients
 from ._marks import GraphMarks
 from ._record import StepRecord
 from ._schedulers import Schedulers
-from ._sites import calling_frame, calling_site, in_torch, raised_in_torch, is_running, shown_site
+from ._sites import calling_frame, calling_site, in_torch, is_running, raised_in_torch, shown_site
 from ._steppers import Stepper, Steppers
 from ._tensors import Tensors, is_lazy
 from ._updates import Updates

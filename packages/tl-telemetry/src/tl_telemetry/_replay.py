@@ -1,9 +1,10 @@
-"""Runs a loop again to name the operation that first made a non-finite value."""
+"""Runs a loop again to name the operations that first made non-finite values."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,13 +13,54 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tl_core import Batches, TrainingSetup, build_setup, preserve_rng, seed_everything
-
-from ._sites import calling_site, in_torch, shown_site
+from tl_telemetry._sites import calling_site, in_this_package, in_torch, shown_site
 
 # Make infinities or uninitialised memory on purpose, out of nothing or out of a mask.
 _INNOCENT = re.compile(
     r"empty|full|fill|scalar_tensor|where|resize|new_|detach|isnan|isinf|isfinite|log_softmax_backward"
 )
+
+
+@dataclass(frozen=True)
+class Made:
+    """An operation that made non-finite values.
+
+    Attributes:
+        operation: its name, as torch has it: ``"log"``, ``"SqrtBackward0"``.
+        site: the line that called it (of a backward node: the line of its forward).
+        backward: whether it ran in a backward pass.
+        nan: whether its output holds NaN (else only infinities).
+        dtype: its output's dtype.
+        empty: whether it had no element to work with.
+    """
+
+    operation: str
+    site: str
+    backward: bool
+    nan: bool
+    dtype: torch.dtype
+    empty: bool
+
+    def __str__(self) -> str:
+        if self.backward:
+            return self.operation + (f" (the backward of {self.site})" if self.site else "")
+        return f"{self.operation} at {self.site}"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the non-finite values of a repeated step came from.
+
+    Attributes:
+        batch: which NaN the batch held: ``"batch[0] holds 3 NaN in 96 elements"``; empty for none.
+        made: operations that were the first to make non-finite values of finite ones: in a forward pass (or an
+            update), and in a backward pass.
+        turned: operations that were the first to make NaN of infinities, in the same order.
+    """
+
+    batch: str
+    made: tuple[Made, ...]
+    turned: tuple[Made, ...]
 
 
 def first_nonfinite(
@@ -29,42 +71,48 @@ def first_nonfinite(
     until: int,
     device: str | torch.device,
     seed: int,
-) -> str | None:
-    """Repeat a run up to step ``until`` and watch each operation of that step.
-
-    Returns:
-        The first operation with finite inputs and a non-finite output, with the line that called it, such as
-        ``"SqrtBackward0 (the backward of train.py:31)"``; None when the repeated run did not show one.
-    """
+) -> Origin:
+    """Repeat a run up to step ``until`` and watch each operation of that step."""
     batches = Batches(data, until + 1, device=device)
-    watch = _FirstNonFinite()
     with preserve_rng():
         seed_everything(seed)
         setup = build_setup(make_setup, device)
-        for index in range(until + 1):
+        for index in range(until):
             setup.step_index = index
-            batch = batches.batch(index)
-            if index < until:
-                step(setup, batch)
-                continue
-            # records the forward line of each node, without anomaly mode's own check
-            with torch.autograd.set_detect_anomaly(True, check_nan=False), watch:
-                step(setup, batch)
-    return watch.found
+            step(setup, batches.batch(index))
+        setup.step_index = until
+        batch = batches.batch(until)
+        held = _nan_in(batch)
+        # records the forward line of each node, without anomaly mode's own check
+        with torch.autograd.set_detect_anomaly(True, check_nan=False), _FirstNonFinite() as watch:
+            step(setup, batch)
+    return Origin(held, tuple(watch.made.values()), tuple(watch.turned.values()))
 
 
-class _FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
+class _FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # (as above)
-        self.found: str | None = None
+        super().__init__()  # type: ignore[no-untyped-call]
+        # by whether it ran in a backward pass
+        self.made: dict[bool, Made] = {}
+        self.turned: dict[bool, Made] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        watch = self.found is None and not _INNOCENT.search(func._schema.name)
-        finite_before = watch and all(map(_is_finite, _floating((args, kwargs))))
+        backward = torch._C._current_autograd_node() is not None
+        if _INNOCENT.search(func._schema.name) or (backward in self.made and backward in self.turned):
+            return func(*args, **kwargs)
+        inputs = list(_floating((args, kwargs)))
+        had_nan = any(map(_has_nan, inputs))
+        finite = not had_nan and all(map(_is_finite, inputs))
+        empty = any(tensor.numel() == 0 for tensor in inputs)
         output = func(*args, **kwargs)
-        if finite_before and not all(map(_is_finite, _floating(output))):
-            self.found = _describe(func)
+        if had_nan:
+            return output
+        for tensor in _floating(output):
+            if finite and backward not in self.made and not _is_finite(tensor):
+                self.made[backward] = _describe(func, tensor, empty)
+            if not finite and backward not in self.turned and _has_nan(tensor):
+                self.turned[backward] = _describe(func, tensor, empty)
         return output
 
 
@@ -74,22 +122,40 @@ def _floating(tree: Any) -> Iterator[Tensor]:
             isinstance(leaf, Tensor)
             and (leaf.is_floating_point() or leaf.is_complex())
             and leaf.layout is torch.strided
+            and leaf.device.type != "meta"
         ):
             yield leaf
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    return tensor.device.type == "meta" or bool(torch.isfinite(tensor).all())
+    return bool(torch.isfinite(tensor).all())
 
 
-def _describe(func: Any) -> str:
-    node: Any = torch._C._current_autograd_node()
+def _has_nan(tensor: Tensor) -> bool:
+    return bool(torch.isnan(tensor).any())
+
+
+def _nan_in(batch: Any) -> str:
+    """Say which of a batch's tensors holds NaN."""
+    for path, leaf in _pytree.tree_leaves_with_path(batch):
+        for tensor in _floating(leaf):
+            count = int(torch.isnan(tensor).sum())
+            if count:
+                return f"batch{_pytree.keystr(path)} holds {count} NaN in {tensor.numel()} elements"
+    return ""
+
+
+def _describe(func: Any, output: Tensor, empty: bool) -> Made:
+    nan = _has_nan(output)
+    node = torch._C._current_autograd_node()
     if node is None:
-        return f"{func._schema.name.split('::')[-1].rstrip('_')} at {calling_site()}"
-    lines = "".join(node.metadata.get("traceback_", []))
+        name = func._schema.name.split("::")[-1].rstrip("_")
+        return Made(name, calling_site(), False, nan, output.dtype, empty)
+    metadata: Any = node.metadata
+    lines = "".join(metadata.get("traceback_", []))
     sites = [
         shown_site(filename, int(lineno))
         for filename, lineno in re.findall(r'File "(.+?)", line (\d+)', lines)
-        if not in_torch(filename) and "tl_telemetry" not in filename
+        if not in_torch(filename) and not in_this_package(filename)
     ]
-    return f"{node.name()} (the backward of {sites[-1]})" if sites else f"{node.name()} in the backward pass"
+    return Made(node.name(), sites[-1] if sites else "", True, nan, output.dtype, empty)

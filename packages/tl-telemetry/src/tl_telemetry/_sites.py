@@ -54,6 +54,11 @@ def in_torch(filename: str) -> bool:
     return filename.startswith(_TORCH)
 
 
+def in_this_package(filename: str) -> bool:
+    """Tell whether a file is this package's own."""
+    return filename.startswith(_OWN)
+
+
 def raised_in_torch() -> bool:
     """Tell whether torch's own Python code raised the warning that is being shown, whichever line it blames."""
     frame: FrameType | None = sys._getframe(1)

@@ -1,0 +1,225 @@
+"""What is not finite in a run, and where it came from."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import torch
+
+from tl_telemetry._events import OptimizerStep
+from tl_telemetry._evidence import Evidence, number
+from tl_telemetry._record import StepRecord
+from tl_telemetry._replay import Made, Origin
+from tl_telemetry._tensors import shown_name
+
+# From this growth of the loss or the gradient norm on, values that overflow are the end of a divergence.
+BLOWN_UP = 1e4
+
+# What makes an operation's output NaN or infinite ("nan", "inf" or "" for both) when its inputs are finite, and what to
+# do about it; the first pattern that matches the operation's name.
+_REASONS: tuple[tuple[str, str, str, str], ...] = (
+    (
+        r"nll_loss",
+        "nan",
+        "no target is left to average over, all are ignore_index",
+        "skip such a batch, or sum and divide by a count of at least 1",
+    ),
+    (
+        r"^std|^var|Std|Var",
+        "nan",
+        "fewer than two values have no such spread",
+        "skip such a batch, or use correction=0",
+    ),
+    (
+        r"^log$|^log2$|^log10$",
+        "inf",
+        "the logarithm of 0",
+        "clamp its input (`x.clamp(min=1e-8).log()`), or use log_softmax, logsigmoid or log1p",
+    ),
+    (
+        r"^log$|^log2$|^log10$|^log1p$",
+        "nan",
+        "the logarithm of a negative number",
+        "look at how its input can become negative; clamp it",
+    ),
+    (r"^sqrt$", "nan", "the square root of a negative number", "clamp its input at 0"),
+    (
+        r"^SqrtBackward|NormBackward|CdistBackward|StdBackward",
+        "",
+        "its slope is infinite at 0",
+        "add an epsilon inside (`(x + 1e-8).sqrt()`)",
+    ),
+    (
+        r"^PowBackward",
+        "",
+        "its slope is infinite at 0 for an exponent below 1, or the result is too large",
+        "add an epsilon to what is raised to the power, or clamp it",
+    ),
+    (
+        r"^rsqrt$|^reciprocal$|^div|^DivBackward|^ReciprocalBackward|^RsqrtBackward|^LogBackward",
+        "",
+        "a division by 0, or by almost 0",
+        "add an epsilon to the divisor, or clamp it",
+    ),
+    (
+        r"^exp$|^expm1$|^sinh$|^cosh$|^ExpBackward",
+        "inf",
+        "the result is too large",
+        "subtract the maximum first (logsumexp, log_softmax), or clamp the exponent",
+    ),
+    (
+        r"^(mul|add|sub|square|sum|mean|mm|addmm|bmm|baddbmm|addcmul|mse_loss|cumsum|prod|dot|mv)$|^convolution",
+        "inf",
+        "the result is too large",
+        "scale the inputs down, or compute this part in a wider dtype",
+    ),
+    (
+        r"^pow$",
+        "inf",
+        "the result is too large, or 0 is raised to a negative power",
+        "clamp what is raised to the power",
+    ),
+)
+
+
+def nonfinite_losses(run: Evidence, record: StepRecord) -> dict[str, float]:
+    """Return the losses that are not finite; in a step that a GradScaler skips, only the main loss counts."""
+    found = {name: value for name, value in record.losses.items() if not math.isfinite(value)}
+    if record.step in run.overflows and (record.loss is None or math.isfinite(record.loss)):
+        return {}
+    return found
+
+
+def nonfinite_gradients(run: Evidence, event: OptimizerStep) -> list[int]:
+    """Return the parameters whose gradients held NaN or Inf when they were applied.
+
+    The L2 norm of a finite gradient may overflow. NaN in a norm is NaN in the gradient; after an infinite gradient, a
+    parameter does not end finite.
+    """
+    return [
+        i
+        for i, norm in zip(event.graded, event.norms.values(), strict=True)
+        if i not in run.ignored
+        and (math.isnan(norm) or (math.isinf(norm) and not _finite(run.tensors.entries[i].tensor)))
+    ]
+
+
+def nonfinite_at_end(run: Evidence) -> list[str]:
+    """Return the parameters, and the buffers that began finite, that held NaN or Inf at the end of the run."""
+    if not run.facts.over:
+        return []
+    at_start = set(run.facts.start.nonfinite())
+    model = run.setup.model
+    tensors = {shown_name(name): tensor for name, tensor in (*model.named_buffers(), *model.named_parameters())}
+    tensors |= {entry.name: entry.tensor for entry in run.tensors.entries}
+    parameters = {entry.name for entry in run.tensors.entries}
+    known = parameters | run.facts.start.names()  # a mask that is made in the first forward pass may hold -Inf
+    return [
+        name
+        for name in run.facts.end.nonfinite()
+        if name in known and name not in at_start and name in tensors and not _finite(tensors[name])
+    ]
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.isfinite(tensor.detach()).all())
+
+
+def explain(run: Evidence, first: int, *, at_end: bool) -> tuple[str, str, dict[str, object]]:
+    """Return (cause, fix, evidence) of the first non-finite value, in step ``first``."""
+    parameters = {entry.name for entry in run.tensors.entries}
+    began_so = [name for name in run.facts.start.nonfinite() if name in parameters]
+    if began_so:
+        return (
+            f"{', '.join(began_so)} held NaN or Inf before the first step",
+            "initialise them (torch.empty leaves whatever was in memory), or look at the checkpoint they come from",
+            {"began_so": began_so},
+        )
+    origin = _origin(run, first)
+    loss = run.records[first].loss
+    in_backward = not at_end and loss is not None and math.isfinite(loss)
+    made = _first(origin.made, in_backward) if origin else None
+    turned = _first(origin.turned, in_backward) if origin else None
+    operation = made or turned
+    evidence: dict[str, object] = {"operation": str(operation) if operation else None}
+    if origin and origin.batch:
+        also = f"; besides, {_made_of(made, first)}" if made else ""
+        return (
+            f"the data: in step {first}, {origin.batch}{also}",
+            "clean the data, or keep these elements away from the weights: torch.where, not a multiplication by 0",
+            {**evidence, "batch": origin.batch},
+        )
+    grown = _growth_before(run, first)
+    if grown:
+        overflow = f" (first in {operation})" if operation else ""
+        return (
+            f"the loop diverges: {grown} in the steps before step {first}, in which values overflowed{overflow}",
+            "lower the learning rate; if it still grows, check the signs of the loss and of the update",
+            evidence,
+        )
+    if made:
+        then = f"; {turned} then made NaN of infinities" if turned and not made.nan else ""
+        reason, fix = _reason(made)
+        return f"{_made_of(made, first)}, before anything else did{reason}{then}", fix, evidence
+    if turned:
+        return (
+            f"{turned} made NaN of infinities in step {first}. They were put there on purpose or were given, as in "
+            "a mask of "
+            "-inf: a row of it that masks everything leaves nothing to normalise",
+            "leave at least one element of each row unmasked, or give such rows a value of their own (torch.where)",
+            evidence,
+        )
+    return (
+        "undecided: an operation outside of its domain (sqrt or log of 0, division by 0), an overflow, data that "
+        "holds NaN, "
+        "or diverging weights",
+        "check the batch of that step, and run it under torch.autograd.detect_anomaly() to see the operation",
+        evidence,
+    )
+
+
+def _origin(run: Evidence, first: int) -> Origin | None:
+    if run.facts.find_nonfinite is None:
+        return None
+    try:
+        return run.facts.find_nonfinite(first)
+    except Exception:  # noqa: BLE001  a loop that cannot be run a second time only goes without this detail
+        return None
+
+
+def _first(made: tuple[Made, ...], in_backward: bool) -> Made | None:
+    """Return the operation that tells: where the loss was finite, infinities of the forward pass did no harm."""
+    return next((one for one in made if one.backward == in_backward), None) or (
+        None if in_backward else next(iter(made), None)
+    )
+
+
+def _made_of(made: Made, step: int) -> str:
+    return f"{made} turned finite values into {'NaN' if made.nan else 'Inf'} in step {step}"
+
+
+def _reason(made: Made) -> tuple[str, str]:
+    """Return (what makes this operation do so, what to do about it)."""
+    if made.empty:
+        return ": it had no element to work with", "skip what is empty, or divide by a count of at least 1"
+    for pattern, kind, reason, fix in _REASONS:
+        if kind in ("", "nan" if made.nan else "inf") and re.search(pattern, made.operation):
+            too_large = "the result is too large" in reason
+            if made.dtype is torch.float16 and too_large:
+                return f": {reason} (float16 ends at 65504)", "compute this part in float32, or use bfloat16"
+            return f": {reason}", fix
+    return "", "look at its inputs: a value outside of its domain, or one that is too large for its dtype"
+
+
+def _growth_before(run: Evidence, first: int) -> str:
+    """Say how the loss or a gradient norm had grown before a step; nothing if they had not by orders of magnitude."""
+    records = run.records[:first]
+    series = {"the loss": [abs(r.loss) for r in records if r.loss is not None and math.isfinite(r.loss)]}
+    for name in run.steps_by_optimizer:
+        norms = [record.grad_norm_before_clip.get(name, math.nan) for record in records]
+        series[f"the gradient norm of {name!r}"] = [norm for norm in norms if math.isfinite(norm)]
+    for what, values in series.items():
+        if len(values) >= 3 and values[-1] >= BLOWN_UP * max(values[0], 1e-12):
+            return f"{what} had grown from {number(values[0])} to {number(values[-1])}"
+    return ""

@@ -1,0 +1,166 @@
+"""Where values that are not finite are said to come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tl_core import Finding, TrainingSetup
+from tl_telemetry import run_training
+from tl_telemetry._replay import first_nonfinite
+
+X = torch.randn(16, 6, generator=torch.Generator().manual_seed(3))
+Y = X @ torch.linspace(-1.0, 1.0, 6).unsqueeze(1)
+X_WITH_NAN = torch.where(torch.arange(96).reshape(16, 6) == 20, torch.nan, X)
+
+
+def finding(
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    *,
+    data: Any = (X, Y),
+    lr: float = 0.05,
+    dtype: torch.dtype = torch.float32,
+    steps: int = 6,
+    spoil: bool = False,
+) -> Finding:
+    """Train a linear model and return its one finding; ``spoil`` puts NaN into its bias first."""
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 1).to(dtype)
+        if spoil:
+            model.bias.data.fill_(torch.nan)
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=lr))
+
+    def step(setup: TrainingSetup, batch: Any) -> Tensor:
+        setup.optimizer.zero_grad()
+        loss = loss_fn(setup.model(batch[0].to(dtype)), batch[1])
+        loss.backward()
+        setup.optimizer.step()
+        return loss
+
+    (found,) = run_training(make_setup, data, step, steps=steps).check().findings
+    assert found.rule == "non-finite"
+    return found
+
+
+def mse(made: Tensor, y: Tensor) -> Tensor:
+    return (made - y).square().mean()
+
+
+def masked_everywhere(made: Tensor, y: Tensor) -> Tensor:
+    mask = torch.ones(16, 16, dtype=torch.bool).triu()
+    return mse((made @ made.T).masked_fill(mask, -torch.inf).softmax(1) @ made, y)
+
+
+FIRST = "in step 0, before anything else did"
+# what is tried -> (the loss, the cause with {line} for a line of this file)
+CAUSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+    "log of 0": (
+        lambda made, y: -(made * 0).log().mean(),
+        f"log at {{line}} turned finite values into Inf {FIRST}: the logarithm of 0; MulBackward0 (the backward of "
+        f"{{line}}) then made NaN of infinities",
+    ),
+    "log of negative": (
+        lambda made, y: -(made * 0 - 1).log().mean(),
+        f"log at {{line}} turned finite values into NaN {FIRST}: the logarithm of a negative number",
+    ),
+    "0 / 0": (
+        lambda made, y: ((made - made) / (made - made)).mean(),
+        f"div at {{line}} turned finite values into NaN {FIRST}: a division by 0, or by almost 0",
+    ),
+    "exp": (
+        lambda made, y: ((made * 300).exp() / (made * 300).exp().sum()).mean(),
+        f"exp at {{line}} turned finite values into Inf {FIRST}: the result is too large; div at {{line}} then made "
+        "NaN of infinities",
+    ),
+    "all ignored": (
+        lambda made, y: F.cross_entropy(made.expand(-1, 3), torch.full((16,), -100)),
+        f"nll_loss_forward at {{line}} turned finite values into NaN {FIRST}: no target is left to average over, "
+        "all are ignore_index",
+    ),
+    "mean of nothing": (
+        lambda made, y: made[:0].mean(),
+        f"mean at {{line}} turned finite values into NaN {FIRST}: it had no element to work with",
+    ),
+    "spread of one": (
+        lambda made, y: made[0].std(),
+        f"std at {{line}} turned finite values into NaN {FIRST}: fewer than two values have no such spread",
+    ),
+    "root of 0": (
+        lambda made, y: ((made - made.detach()) ** 0.5).mean(),
+        f"PowBackward0 (the backward of {{line}}) turned finite values into Inf {FIRST}: its slope is infinite at 0 "
+        f"for an exponent below 1, or the result is too large; AddmmBackward0 (the backward of {{model}}) then made "
+        "NaN of infinities",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+@pytest.mark.filterwarnings("ignore:std:UserWarning")
+def test_operation_is_named(name: str) -> None:
+    """The operation that first made a non-finite value is named with its line and, where it is certain, its reason."""
+    loss_fn, cause = CAUSES[name]
+    line = f"test_nonfinite.py:{loss_fn.__code__.co_firstlineno}"
+    model = f"test_nonfinite.py:{finding.__code__.co_firstlineno + 19}"
+    assert finding(loss_fn).cause == cause.format(line=line, model=model)
+
+
+def test_masked_row_is_told_from_a_made_infinity() -> None:
+    """Infinities of a mask are blamed on no operation; the one that makes NaN of a whole masked row is named."""
+    line = masked_everywhere.__code__.co_firstlineno + 2
+    assert finding(masked_everywhere).cause == (
+        f"_softmax at test_nonfinite.py:{line} made NaN of infinities in step 0. They were put there on purpose or "
+        "were "
+        "given, as in a mask of -inf: a row of it that masks everything leaves nothing to normalise"
+    )
+
+
+def test_data_is_blamed_for_its_own_nan() -> None:
+    """NaN in the batch is named with its place, in the step that had it first."""
+    found = finding(mse, data=[(X, Y), (X, Y), (X_WITH_NAN, Y)])
+    assert found.cause == "the data: in step 2, batch[0] holds 1 NaN in 96 elements"
+    assert found.seen.startswith("the loss was not finite in steps 2-5 (loss nan); gradients that were not finite were")
+
+
+def test_divergence_is_told_from_a_bad_operation() -> None:
+    """Values that overflow after growing by orders of magnitude are the end of a divergence."""
+    line = mse.__code__.co_firstlineno + 1
+    assert finding(mse, lr=50.0, steps=40).cause == (
+        "the loop diverges: the loss had grown from 2.62 to 3.47e+35 in the steps before step 9, in which values "
+        "overflowed "
+        f"(first in pow at test_nonfinite.py:{line})"
+    )
+
+
+def test_float16_is_told_from_float32() -> None:
+    """An overflow of float16 is named as one."""
+    found = finding(lambda made, y: (made * 60000.0 * 60000.0).mean(), dtype=torch.float16)
+    assert ": the result is too large (float16 ends at 65504)" in found.cause
+    assert found.fix == "compute this part in float32, or use bfloat16"
+
+
+def test_weights_that_begin_as_nan_are_named() -> None:
+    """Parameters that held NaN before the first step are the cause."""
+    assert finding(mse, spoil=True).cause == "bias held NaN or Inf before the first step"
+
+
+def test_repeated_run_of_healthy_steps_names_nothing() -> None:
+    """Repeating a step without non-finite values finds neither an operation nor data."""
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 1)
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+
+    def step(setup: TrainingSetup, batch: Any) -> Tensor:
+        loss = mse(setup.model(batch[0]), batch[1])
+        loss.backward()
+        setup.optimizer.step()
+        return loss
+
+    origin = first_nonfinite(make_setup, (X, Y), step, until=2, device="cpu", seed=0)
+    assert (origin.batch, origin.made, origin.turned) == ("", (), ())
