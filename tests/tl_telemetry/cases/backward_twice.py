@@ -147,8 +147,31 @@ def recurrent(setup, batch):
     return loss
 
 
+class Reversed(torch.autograd.Function):
+    """Turn the gradient around on its way back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad
+
+
+def reversed_gradient(setup, batch):
+    """Train the adversary and the player by one loss, whose gradient turns around between them."""
+    setup.model.zero_grad()
+    loss = setup.model["adversary"](Reversed.apply(setup.model["player"](batch[0]))).tanh().mean()
+    loss.backward()
+    for optimizer in setup.optimizers.values():
+        optimizer.step()
+    return loss
+
+
 def near_misses():
     return {
+        "reversed gradient": loop(reversed_gradient, make_minimax),
         "two losses": loop(two_losses),
         "by parts": loop(by_parts),
         "logged and cleared": loop(logged_and_cleared),

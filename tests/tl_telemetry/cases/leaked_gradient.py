@@ -296,8 +296,58 @@ def actor_critic(setup, state):
     return {"critic": critic_loss, "actor": actor_loss}
 
 
+def lazily_regularized(setup, real):
+    """Switch the players' gradients on and off by turns, and regularize D by a step of its own now and then."""
+    g, d, opt_g, opt_d = parts(setup)
+    d.requires_grad_(False)
+    opt_g.zero_grad()
+    g_loss = real_loss(d(g(torch.randn_like(real))))
+    g_loss.backward()
+    opt_g.step()
+    g.requires_grad_(False)
+    d.requires_grad_(True)
+    opt_d.zero_grad()
+    d_loss = real_loss(d(real)) + fake_loss(d(g(torch.randn_like(real))))
+    d_loss.backward()
+    opt_d.step()
+    if setup.step_index % 3 == 0:
+        opt_d.zero_grad()
+        given = real.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(d(given).sum(), given, create_graph=True)
+        slope.square().sum(1).mean().backward()
+        opt_d.step()
+    g.requires_grad_(True)
+    return {"g": g_loss, "d": d_loss}
+
+
+def make_two_heads():
+    model = nn.ModuleDict({"enc": nn.Linear(4, 8), "a": nn.Linear(8, 1), "b": nn.Linear(8, 1)})
+    return TrainingSetup(
+        model,
+        {
+            "main": torch.optim.SGD([*model["enc"].parameters(), *model["a"].parameters()], lr=0.01),
+            "side": torch.optim.SGD(model["b"].parameters(), lr=0.01),
+        },
+    )
+
+
+def side_head_first(setup, x):
+    """Step a side head, whose loss trains the encoder too, before the main loss is added to it there."""
+    setup.model.zero_grad()
+    hidden = setup.model["enc"](x)
+    side = (setup.model["b"](hidden) - 1).square().mean()
+    side.backward(retain_graph=True)
+    setup.optimizers["side"].step()
+    main = setup.model["a"](hidden).square().mean()
+    main.backward()
+    setup.optimizers["main"].step()
+    return {"main": main, "side": side}
+
+
 def near_misses():
     return {
+        "lazily regularized": loop(lazily_regularized),
+        "side head first": loop(side_head_first, make_two_heads),
         "discriminator first": loop(discriminator_first),
         "two passes": loop(two_passes),
         "cleared after steps": loop(cleared_after_steps),

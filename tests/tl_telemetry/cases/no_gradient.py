@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from tl_core import TrainingSetup
@@ -201,6 +202,33 @@ def inner_loop(setup, batch):
     return loss
 
 
+def pruned():
+    model = Net()
+    prune.l1_unstructured(model.encoder[0], "weight", 0.5)
+    return model
+
+
+def normalised():
+    model = Net()
+    nn.utils.parametrizations.weight_norm(model.encoder[0])
+    nn.utils.parametrizations.spectral_norm(model.head)
+    return model
+
+
+def lazy():
+    return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(1))
+
+
+def unfrozen_late(setup, batch):
+    """Thaw the encoder, which the optimizer held from the start, in the fourth step."""
+    setup.model.encoder.requires_grad_(setup.step_index >= 3)
+    setup.optimizer.zero_grad()
+    loss = loss_fn(setup.model, batch)
+    loss.backward()
+    setup.optimizer.step()
+    return loss
+
+
 def near_misses():
     def trained_by(step):
         case = loop(Net)
@@ -222,4 +250,8 @@ def near_misses():
         "tasks in turn": {"make_setup": make_tasks, "data": data, "step": tasks_in_turn, "steps": 12},
         "by autograd.grad": trained_by(by_autograd_grad),
         "inner loop": trained_by(inner_loop),
+        "pruned": loop(pruned),
+        "normalised": loop(normalised),
+        "lazy": loop(lazy),
+        "unfrozen late": trained_by(unfrozen_late),
     }

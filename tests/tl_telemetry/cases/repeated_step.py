@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import nn
 
@@ -138,8 +140,95 @@ def with_closure_for_adam(setup, batch):
     return setup.optimizer.step(closure)
 
 
+class Pair:
+    """Two optimizers behind one face, of no class of torch's."""
+
+    def __init__(self, *optimizers):
+        self.parts = optimizers
+
+    @property
+    def param_groups(self):
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self):
+        return {p: entry for part in self.parts for p, entry in part.state.items()}
+
+    def step(self):
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self):
+        for part in self.parts:
+            part.zero_grad()
+
+    def state_dict(self):
+        return {str(index): part.state_dict() for index, part in enumerate(self.parts)}
+
+
+def make_pair():
+    model, _ = make_setup()
+    return model, Pair(
+        torch.optim.SGD(model[0].parameters(), lr=0.05), torch.optim.Adam(model[2].parameters(), lr=0.01)
+    )
+
+
+class Wrapped(torch.optim.Optimizer):
+    """Stand for another optimizer without being built as one, as accelerators' wrappers do."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    @property
+    def state(self):
+        return self.optimizer.state
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+def make_wrapped():
+    model, optimizer = make_setup()
+    return model, Wrapped(optimizer)
+
+
+def made_in_each_step(setup, batch):
+    optimizer = torch.optim.SGD(setup.model.parameters(), lr=0.05)
+    loss = loss_of(setup, batch)
+    loss.backward()
+    optimizer.step()
+    setup.model.zero_grad()
+    return loss
+
+
+def copies_outward(setup, batch):
+    """Train a copy by an optimizer of its own, and move towards it, as Reptile does."""
+    fast = copy.deepcopy(setup.model)
+    inner = torch.optim.SGD(fast.parameters(), lr=0.05)
+    for _ in range(2):
+        inner.zero_grad()
+        loss = nn.functional.mse_loss(fast(batch[0]), batch[1])
+        loss.backward()
+        inner.step()
+    for p, target in zip(setup.model.parameters(), fast.parameters(), strict=True):
+        p.grad = (p - target).detach()
+    setup.optimizer.step()
+    return loss
+
+
 def near_misses():
     return {
+        "two behind one face": loop(plain, make_pair),
+        "wrapped": loop(plain, make_wrapped),
+        "made in each step": loop(made_in_each_step),
+        "copies outward": loop(copies_outward),
         "several updates a batch": loop(several_updates),
         "extragradient": loop(extrapolated),
         "lookahead": loop(plain, make_lookahead),

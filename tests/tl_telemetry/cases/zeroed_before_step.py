@@ -194,8 +194,56 @@ def averaged_by_hand(setup, batch):
     return loss
 
 
+def in_chunks(setup, batch):
+    """Take the gradient at the outputs first, then carry it through the model chunk by chunk."""
+    with torch.no_grad():
+        outputs = setup.model(batch[0])
+    outputs.requires_grad_()
+    loss = nn.functional.mse_loss(outputs, batch[1])
+    loss.backward()
+    setup.optimizer.zero_grad()
+    for x, grad in zip(batch[0].split(4), outputs.grad.split(4), strict=True):
+        (setup.model(x) * grad).sum().backward()
+    setup.optimizer.step()
+    return loss
+
+
+def against_attacks(setup, batch):
+    """Find the worst inputs nearby by backward passes that fill the weights' gradients too."""
+    x = batch[0]
+    for _ in range(2):
+        x = x.detach().requires_grad_()
+        nn.functional.mse_loss(setup.model(x), batch[1]).backward()
+        x = x + 0.1 * x.grad.sign()
+    setup.optimizer.zero_grad(set_to_none=False)
+    loss = nn.functional.mse_loss(setup.model(x.detach()), batch[1])
+    loss.backward()
+    setup.optimizer.step()
+    return loss
+
+
+def buffered(setup, batch):
+    """Accumulate four micro-batches in buffers of the loop's own."""
+    loss = loss_of(setup, batch)
+    loss.backward()
+    if setup.step_index % 4 == 0:
+        setup.sums = [torch.zeros_like(p) for p in setup.model.parameters()]
+    for whole, p in zip(setup.sums, setup.model.parameters(), strict=True):
+        whole += p.grad / 4
+    setup.optimizer.zero_grad()
+    if setup.step_index % 4 == 3:
+        for whole, p in zip(setup.sums, setup.model.parameters(), strict=True):
+            p.grad = whole
+        setup.optimizer.step()
+        setup.optimizer.zero_grad()
+    return loss
+
+
 def near_misses():
     return {
+        "in chunks": loop(in_chunks),
+        "against attacks": loop(against_attacks),
+        "in buffers": {**loop(buffered), "steps": 12},
         "logged by a pass of its own": loop(logged),
         "projected": loop(projected),
         "copied in place": loop(projected_in_place),

@@ -15,6 +15,8 @@ from tl_telemetry._rule_ids import COVERAGE
 
 # What a run judges by what happens, not by what the optimizers hold.
 JUDGED_BY_STEPS = ("several-optimizers", "foreign-tensor")
+# A loop that builds an optimizer in each step has very many of them.
+MOST_NAMED = 3
 
 
 def coverage(run: Evidence) -> Iterator[Finding]:
@@ -88,10 +90,13 @@ def several_optimizers(run: Evidence) -> Iterator[Finding]:
             shared.setdefault(tuple(sorted(names)), []).append(i)
     for optimizers, indices in shared.items():
         counts = " and ".join(str(_num_steps(run, name, indices)) for name in optimizers)
+        names = " and ".join(map(repr, optimizers))
+        if len(optimizers) > MOST_NAMED:
+            counts = str(sum(_num_steps(run, name, indices) for name in optimizers))
+            names = f"{len(optimizers)} optimizers ({', '.join(map(repr, optimizers[:MOST_NAMED]))}, ...)"
         yield Finding(
             rule="several-optimizers",
-            seen=f"{' and '.join(map(repr, optimizers))} stepped {run.shown(indices)} in turns, each with gradients of "
-            f"its own ({counts} updates)",
+            seen=f"{names} stepped {run.shown(indices)} in turns, each with gradients of its own ({counts} updates)",
             cause="each of these optimizers holds these parameters, and keeps moments and momentum that know nothing "
             "of the other updates",
             fix="nothing, if the turns are meant; else give each parameter to one optimizer",

@@ -163,11 +163,12 @@ def _leak(run: Evidence, event: OptimizerStep, portion: Portion) -> tuple[str, s
         if other is None:
             continue
         # Parts that several losses share may collect all of them, at a rate of their own (a shared encoder). Another
-        # optimizer's loss leaked when this optimizer's own loss is only its own, or runs through the other's parameters
-        # too (a critic's or generator's).
-        own_only = set(own.filled) <= set(event.graded)
+        # optimizer's loss leaked when it reaches all that this one's own loss trains here, and that loss is only this
+        # optimizer's, or runs through the other's parameters too (a critic's or generator's).
+        trained = set(own.filled) & set(event.graded)
+        own_only = len(trained) == len(own.filled)
         through_other = not set(other.graded).isdisjoint(own.filled)
-        if own_only or through_other:
+        if trained <= set(earlier.filled) and (own_only or through_other):
             return other.optimizer, earlier.site, own.site
     return None
 

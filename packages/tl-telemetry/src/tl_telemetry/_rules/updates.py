@@ -153,7 +153,7 @@ def _compensates(run: Evidence, name: str) -> bool:
     optimizer = run.setup.optimizers.get(name)
     if optimizer is None:
         return False
-    settings = {**vars(optimizer), **optimizer.defaults}
+    settings = {**vars(optimizer), **getattr(optimizer, "defaults", {})}
     said = [type(optimizer).__name__, *(key for key, value in settings.items() if value is True)]
     said += [str(key) for state in optimizer.state.values() for key in state]
     return any(word in text.lower() for text in said for word in COMPENSATION)
