@@ -66,7 +66,7 @@ def grad_norm_exceeded(run: Evidence) -> Iterator[Finding]:
         yield Finding(
             rule="grad-norm-exceeded",
             seen=f"the gradient norm of {name!r} before clipping was beyond {bound:g} in {len(over)} of "
-            f"{several(len(norms), 'update')} ({at(s for s, _, _ in over)}), at most {number(before)} in step "
+            f"{several(len(norms), 'update')} ({at(s for s, _, _ in over)}), the largest {number(before)} in step "
             f"{step}{clipped}",
             cause="undecided: targets or losses on an unusual scale, a learning rate that is too high, exploding "
             "activations, "
@@ -94,7 +94,7 @@ def diverging(run: Evidence) -> Iterator[Finding]:
         rates = f"{lrs[0]:g}" + (f" to {lrs[-1]:g}" if len(lrs) > 1 else "") if lrs else "unknown"
         yield Finding(
             rule="diverging",
-            seen=f"the loss grew from {number(signed[0])} to {number(signed[-1])} and the gradient norm of {name!r} "
+            seen=f"the loss went from {number(signed[0])} to {number(signed[-1])} and the gradient norm of {name!r} "
             "from "
             f"{number(finite[0])} to {number(finite[-1])}, through most of the {len(run.records)} steps (learning "
             f"rate {rates})",
