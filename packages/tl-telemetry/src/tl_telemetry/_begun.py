@@ -8,6 +8,7 @@ from types import FrameType
 from tl_telemetry._events import Portion
 from tl_telemetry._figures import Span
 from tl_telemetry._steppers import Stepper
+from tl_telemetry._updates import Copied
 
 
 @dataclass(slots=True)
@@ -48,3 +49,4 @@ class Call:
     frame: FrameType | None
     records: bool  # False inside of another one's step, as a wrapper or a subclass calls it: that one's update
     seen: Seen | None = None
+    copied: Copied | None = None

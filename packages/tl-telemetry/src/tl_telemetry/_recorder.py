@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from operator import attrgetter
 from time import perf_counter
 from typing import Any
 
@@ -25,6 +26,8 @@ from ._sites import calling_frame, calling_site, in_torch, is_running, raised_in
 from ._steppers import Stepper, Steppers
 from ._tensors import Tensors, is_lazy
 from ._updates import Updates
+
+_requires_grad = attrgetter("requires_grad")
 
 
 class Recorder:
@@ -55,7 +58,7 @@ class Recorder:
         self._begun: BackwardBegun | None = None
         self._requires_grad: list[bool] = []
         self._walk()
-        self._requires_grad = [entry.tensor.requires_grad for entry in self.tensors.entries]
+        self._requires_grad = list(map(_requires_grad, self.gradients.tensors))
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -84,20 +87,22 @@ class Recorder:
     def close_step(self, losses: dict[str, Tensor | float], main: str | None) -> StepRecord:
         """End the step: look once more at gradients and schedulers, stack the figures, keep the record."""
         start = perf_counter()
-        with torch.no_grad():
+        if self._walk_needed or self.gradients.seem_touched():
             self._look_around()
-            self._recheck_trainable()
-            record = StepRecord(
-                step=len(self.records),
-                num_examples=self._num_examples,
-                events=tuple(self._events),
-                tensors=self.tensors,
-                losses={name: self._loss(value) for name, value in losses.items()},
-                main_loss=main,
-                scale=self._loss_scale(),
-                lrs={name: self.steppers.lrs(name, self._figures) for name in self.setup.optimizers},
-            )
-            self._figures.close_row()
+        else:
+            self._look_at_schedulers()
+        self._recheck_trainable()
+        record = StepRecord(
+            step=len(self.records),
+            num_examples=self._num_examples,
+            events=tuple(self._events),
+            tensors=self.tensors,
+            losses={name: self._loss(value) for name, value in losses.items()},
+            main_loss=main,
+            scale=self._loss_scale(),
+            lrs={name: self.steppers.lrs(name, self._figures) for name in self.setup.optimizers},
+        )
+        self._figures.close_row()
         self.records.append(record)
         self._events = []
         self._num_examples = None
@@ -109,8 +114,7 @@ class Recorder:
 
     def _keep_trailing_events(self) -> None:
         """Give what happened after the last record (a scheduler's step, a ``zero_grad``) to that record."""
-        with torch.no_grad():
-            self._look_around()
+        self._look_around()
         if self._events and self.records:
             self.records[-1].events += tuple(self._events)
         self._events = []
@@ -144,22 +148,21 @@ class Recorder:
         if self._backward_depth > 1 or not accumulate:
             return
         start = perf_counter()
-        with torch.no_grad():
-            self._look_around()
-            self.num_backwards += 1
-            gradients = self.gradients
-            leftover = gradients.kept(gradients.everything)
-            earlier, connected = self.marks.meet(roots, self.num_backwards)
-            repeated = gradients.holding(earlier) if earlier else ()
-            self._begun = BackwardBegun(
-                site=calling_site(),
-                connected=connected,
-                leftover=leftover,
-                leftover_norms=self._norms(leftover) if leftover else None,
-                repeats=earlier if repeated else None,
-                repeated=repeated,
-                repeated_norms=self._norms(repeated) if repeated else None,
-            )
+        self._look_around()
+        self.num_backwards += 1
+        gradients = self.gradients
+        leftover = gradients.kept(gradients.everything)
+        earlier, connected = self.marks.meet(roots, self.num_backwards)
+        repeated = gradients.holding(earlier) if earlier else ()
+        self._begun = BackwardBegun(
+            site=calling_site(),
+            connected=connected,
+            leftover=leftover,
+            leftover_norms=self._norms(leftover) if leftover else None,
+            repeats=earlier if repeated else None,
+            repeated=repeated,
+            repeated_norms=self._norms(repeated) if repeated else None,
+        )
         self.watch_s += perf_counter() - start
 
     def backward_ended(self, completed: bool) -> None:
@@ -195,26 +198,25 @@ class Recorder:
 
     def clip_begins(self, function: str, parameters: Sequence[Tensor], bound: float) -> None:
         start = perf_counter()
-        with torch.no_grad():
-            self._look_around()
-            gradients = self.gradients
-            known = map(self.tensors.index_of.get, map(id, parameters))
-            followed = gradients.shared(i for i in known if i is not None)
-            _, graded = gradients.parted(followed)
-            self._events.append(
-                Clip(
-                    function=function,
-                    site=calling_site(),
-                    bound=bound,
-                    given=len(parameters),
-                    followed=followed,
-                    graded=graded,
-                    used=gradients.kept(graded),
-                    norms=self._norms(graded),
-                    scale=self._scale_at(graded),
-                    in_step=self._running_name(),
-                )
+        self._look_around()
+        gradients = self.gradients
+        known = map(self.tensors.index_of.get, map(id, parameters))
+        followed = gradients.shared(i for i in known if i is not None)
+        _, graded = gradients.parted(followed)
+        self._events.append(
+            Clip(
+                function=function,
+                site=calling_site(),
+                bound=bound,
+                given=len(parameters),
+                followed=followed,
+                graded=graded,
+                used=gradients.kept(graded),
+                norms=self._norms(graded),
+                scale=self._scale_at(graded),
+                in_step=self._running_name(),
             )
+        )
         self.watch_s += perf_counter() - start
 
     def clip_ended(self) -> None:
@@ -235,15 +237,16 @@ class Recorder:
             stepper.is_new = False
             self.built_optimizers.append((len(self.records), stepper))
         if call.records:
-            with torch.no_grad():
-                if self._backward_depth and self._begun is not None:
-                    self._begun.filled.update(self.gradients.fill(self.num_backwards, stepper.indices))
-                else:
-                    self._look_around()
-                if self._updates is not None:
-                    self._updates.before(self._moving(stepper, closure))
-                if not closure:
-                    call.seen = self._see(stepper)
+            if self._backward_depth and self._begun is not None:
+                self._begun.filled.update(self.gradients.fill(self.num_backwards, stepper.indices))
+            else:
+                self._look_around()
+            if not closure:
+                call.seen = self._see(stepper)
+            if self._updates is not None:
+                moving = call.seen.graded if call.seen is not None else self._with_shape(stepper.indices)
+                with torch.no_grad():
+                    call.copied = self._updates.before(moving, self.gradients.tensors)
         self.watch_s += perf_counter() - start
 
     def step_ended(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
@@ -254,14 +257,12 @@ class Recorder:
         del self._stepping[self._stepping.index(call) :]
         stepper = call.stepper
         if call.records:
-            with torch.no_grad():
-                if closure:
-                    self.gradients.accept(stepper.indices)
-                    call.seen = self._see(stepper)
-                seen = call.seen
-                if seen is not None:
-                    self._events.append(self._step_event(stepper, seen, closure))
-                    self.gradients.use(stepper.indices, self.num_backwards)
+            if closure:
+                self.gradients.accept(stepper.indices)
+                call.seen = self._see(stepper)
+            if call.seen is not None:
+                self._events.append(self._step_event(call, call.seen, closure))
+                self.gradients.use(stepper.indices, self.num_backwards)
         self.watch_s += perf_counter() - start
         self._close_update()
 
@@ -294,11 +295,14 @@ class Recorder:
         cleared, edited = self.gradients.look()
         if cleared or edited:
             self._events.append(GradientsCleared(cleared, edited))
+        self._look_at_schedulers()
+
+    def _look_at_schedulers(self) -> None:
         for name, count in self.schedulers.look():
             self._events.append(SchedulerStep(name, count))
 
     def _recheck_trainable(self) -> None:
-        now = [entry.tensor.requires_grad for entry in self.tensors.entries]
+        now = list(map(_requires_grad, self.gradients.tensors))
         if now == self._requires_grad:
             return
         for index, (was, is_now) in enumerate(zip(self._requires_grad, now, strict=False)):
@@ -307,7 +311,8 @@ class Recorder:
         self._requires_grad = now
 
     def _norms(self, indices: tuple[int, ...]) -> Span:
-        return self._figures.add(norms(self.gradients.grads(indices)))
+        with torch.no_grad():
+            return self._figures.add(norms(self.gradients.grads(indices)))
 
     def _see(self, stepper: Stepper) -> Seen:
         """Read what the optimizer works with; before its step, or after a closure that made the gradients."""
@@ -327,19 +332,16 @@ class Recorder:
             lost=gradients.lost(stepper.indices),
         )
 
-    def _moving(self, stepper: Stepper, closure: bool) -> list[tuple[int, Tensor]]:
-        tensors = self.gradients.tensors
-        return [
-            (i, tensors[i])
-            for i in stepper.indices
-            if (tensors[i].grad is not None or closure) and not is_lazy(tensors[i])
-        ]
+    def _with_shape(self, indices: tuple[int, ...]) -> tuple[int, ...]:
+        return self.gradients.shared(i for i in indices if not is_lazy(self.gradients.tensors[i]))
 
-    def _step_event(self, stepper: Stepper, seen: Seen, closure: bool) -> OptimizerStep:
+    def _step_event(self, call: Call, seen: Seen, closure: bool) -> OptimizerStep:
+        stepper = call.stepper
         updates = unchanged = None
         low_precision: tuple[int, ...] = ()
-        if self._updates is not None:
-            moved = self._updates.after(seen.graded, stepper.count)
+        if self._updates is not None and call.copied is not None:
+            with torch.no_grad():
+                moved = self._updates.after(call.copied, seen.graded, stepper.count)
             updates = self._figures.add(moved.norms)
             low_precision = self.gradients.shared(moved.low_precision)
             unchanged = self._figures.add(moved.unchanged) if moved.unchanged else None
@@ -369,9 +371,7 @@ class Recorder:
         return self._figures.add([value.detach().clone().reshape(())])  # the scaler changes it in place later
 
     def _loss(self, value: Tensor | float) -> Span | float:
-        if not isinstance(value, Tensor):
-            return float(value)
-        return self._figures.add([value.detach().clone().reshape(())])
+        return self._figures.add([value]) if isinstance(value, Tensor) else float(value)
 
     def _loss_scale(self) -> Span | None:
         return self._copy(getattr(self.setup.scaler, "_scale", None))
