@@ -72,8 +72,8 @@ def not_judged(run: Evidence) -> Iterator[Finding]:
     if run.options.min_relative_decrease is not None and losses < 2:
         yield Finding(
             "not-judged",
-            f"the run has {several(losses, 'step')} with a loss, at least 2 are needed: whether the loss falls could not be "
-            "judged",
+            f"the run has {several(losses, 'step')} with a loss, at least 2 are needed: whether the loss falls could "
+            "not be judged",
             "",
             "run more steps, or return the loss from the step",
         )
