@@ -106,7 +106,7 @@ def _shown(figure: float) -> str:
 
 
 def _range(column: Column, block: Sequence[StepRecord]) -> str:
-    if column.title == "step":
+    if column.value is None and column.title == "step":
         return f"{block[0].step}-{block[-1].step}"
     if column.value is None:
         cells = {column.cell(record) for record in block}
@@ -114,8 +114,10 @@ def _range(column: Column, block: Sequence[StepRecord]) -> str:
     figures = [figure for record in block if (figure := column.value(record)) is not None]
     if not figures:
         return "-"
-    low, high = _shown(min(figures)), _shown(max(figures))
-    return low if low == high else f"{low} .. {high}"
+    numbers = [figure for figure in figures if not math.isnan(figure)]
+    shown = [_shown(min(numbers)), _shown(max(numbers))] if numbers else []
+    ends = list(dict.fromkeys(shown + ["nan"] * (len(numbers) < len(figures))))
+    return " .. ".join(ends)
 
 
 def _folded(records: Sequence[StepRecord], around: Collection[int] | None) -> list[list[StepRecord]]:
@@ -143,12 +145,16 @@ def _folded(records: Sequence[StepRecord], around: Collection[int] | None) -> li
 
 
 def _extremes(records: Sequence[StepRecord]) -> set[int]:
-    """Return the positions of the largest loss and gradient norm: they are shown even where a run is folded."""
+    """Return the positions of the largest losses and gradient norms, and of the first ones that are not finite.
+
+    They are shown even where a run is folded.
+    """
     extremes = set()
-    losses = [(-math.inf if r.loss is None or math.isnan(r.loss) else r.loss) for r in records]
-    norms = [max(r.grad_norm_before_clip.values(), default=-math.inf) for r in records]
+    losses = [list(record.losses.values()) for record in records]
+    norms = [list(record.grad_norm_before_clip.values()) for record in records]
     for figures in (losses, norms):
-        best = max(figures)
-        if math.isfinite(best):
-            extremes.add(figures.index(best))
+        broken = [position for position, row in enumerate(figures) if not all(map(math.isfinite, row))]
+        finite = {position: max(filter(math.isfinite, row), default=None) for position, row in enumerate(figures)}
+        known = {position: value for position, value in finite.items() if value is not None}
+        extremes.update(broken[:1], [max(known, key=known.__getitem__)] if known else [])
     return extremes
