@@ -41,6 +41,8 @@ def split_losses(result: object, step: int, *, source: str = "step()") -> tuple[
 
 
 def _scalar(value: object, says: str, step: int) -> torch.Tensor | float:
+    if isinstance(value, torch.Tensor) and not value.dim() and value.is_floating_point():
+        return value.detach().clone()  # the usual loss, in every step of a run
     at = f"at step {step}; {ALLOWED}"
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:

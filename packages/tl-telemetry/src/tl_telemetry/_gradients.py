@@ -16,7 +16,7 @@ from torch import Tensor
 from ._events import BY_HAND, Portion, Source
 from ._history import History
 
-# How many gradients stand for all of them when a step ends, which is the moment between two full looks.
+# How many gradients stand for all of them where a glance will do: when a step ends, and whether an optimizer edits them.
 NUM_SAMPLED = 4
 
 _NO_GRADIENT = id(None)
@@ -102,12 +102,12 @@ class Gradients:
 
     # -- what happened ------------------------------------------------------------------------------------------
 
-    def seem_touched(self) -> bool:
-        """Tell from a few gradients whether somebody cleared or edited them since the last look.
+    def seem_touched(self, indices: tuple[int, ...]) -> bool:
+        """Tell from a few of these gradients whether somebody cleared or edited them since the last look.
 
         Who does that does it to many. What is missed here is seen by the next look.
         """
-        for i in self.everything[:: max(1, len(self.tensors) // NUM_SAMPLED)]:
+        for i in indices[:: max(1, len(indices) // NUM_SAMPLED)]:
             grad = self.tensors[i].grad
             if id(grad) != self._ids[i] or (grad is not None and grad._version != self._versions[i]):
                 return True
@@ -145,7 +145,8 @@ class Gradients:
 
     def use(self, indices: tuple[int, ...], number: int) -> None:
         """Note that an update used these gradients, up to backward pass ``number``, and take them as it left them."""
-        self.accept(indices)
+        if self.seem_touched(indices):
+            self.accept(indices)
         gone, kept = self.parted(indices)
         self._change(gone, partial(History.stepped, number=number, kept=False))
         self._change(kept, partial(History.stepped, number=number, kept=True))

@@ -87,7 +87,7 @@ class Recorder:
     def close_step(self, losses: dict[str, Tensor | float], main: str | None) -> StepRecord:
         """End the step: look once more at gradients and schedulers, stack the figures, keep the record."""
         start = perf_counter()
-        if self._walk_needed or self.gradients.seem_touched():
+        if self._walk_needed or self.gradients.seem_touched(self.gradients.everything):
             self._look_around()
         else:
             self._look_at_schedulers()
@@ -225,6 +225,8 @@ class Recorder:
     def step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         start = perf_counter()
         stepper = self.steppers.of(optimizer)
+        if stepper is None:
+            return
         self._forget_raised()
         inside = any(c.records and not c.stepper.index_set.isdisjoint(stepper.indices) for c in self._stepping)
         call = Call(stepper, calling_frame(), records=not inside)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from functools import lru_cache
 from types import FrameType, TracebackType
 
 import torch
@@ -19,13 +20,17 @@ def calling_site() -> str:
     """Return ``file.py:line`` of the nearest caller outside of torch and of this package."""
     frame = sys._getframe(1)
     while frame is not None:
-        filename = frame.f_code.co_filename
-        if not filename.startswith((_TORCH, _OWN)):
-            return shown_site(filename, frame.f_lineno)
+        if not _passed_by(frame.f_code.co_filename):
+            return shown_site(frame.f_code.co_filename, frame.f_lineno)
         if frame.f_back is None:
             break
         frame = frame.f_back
     return "?"
+
+
+@lru_cache(maxsize=1024)
+def _passed_by(filename: str) -> bool:
+    return filename.startswith((_TORCH, _OWN))
 
 
 def calling_frame() -> FrameType | None:
@@ -44,6 +49,7 @@ def is_running(frame: FrameType | None) -> bool:
     return caller is not None
 
 
+@lru_cache(maxsize=1024)
 def shown_site(filename: str, lineno: int) -> str:
     """Return ``file.py:line``."""
     return f"{os.path.basename(filename)}:{lineno}"
