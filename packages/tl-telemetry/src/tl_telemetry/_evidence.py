@@ -45,6 +45,11 @@ class Evidence:
         return [(record, event) for record in self.records for event in record.optimizer_step_events if applied(event)]
 
     @cached_property
+    def positions(self) -> dict[int, int]:
+        """The place in ``steps`` of each event, by its id."""
+        return {id(event): position for position, (_, event) in enumerate(self.steps)}
+
+    @cached_property
     def steps_by_optimizer(self) -> dict[str, list[tuple[StepRecord, OptimizerStep]]]:
         grouped: dict[str, list[tuple[StepRecord, OptimizerStep]]] = {}
         for record, event in self.steps:
@@ -142,8 +147,8 @@ class Evidence:
     def last_users(self, event: OptimizerStep, indices: Iterable[int]) -> set[str]:
         """Return the optimizers whose steps were the last ones before ``event`` to use gradients of these parameters."""
         wanted, users = set(indices), set()
-        position = next(n for n, (_, other) in enumerate(self.steps) if other is event)
-        for _, other in reversed(self.steps[:position]):
+        for position in range(self.positions[id(event)] - 1, -1, -1):
+            other = self.steps[position][1]
             if not wanted.isdisjoint(other.graded):
                 users.add(other.optimizer)
                 wanted.difference_update(other.graded)

@@ -36,7 +36,7 @@ def discarded_gradient(run: Evidence) -> Iterator[Finding]:
         period = f": only every {len(passes) // len(applied)}th was used" if len(passes) >= 3 * len(applied) else ""
         yield Finding(
             rule="discarded-gradient",
-            seen=f"the gradients of {len(discarded)} of {several(len(passes), 'backward')} at {site} were cleared before any "
+            seen=f"the gradients of {len(discarded)} of {several(len(passes), 'backward pass')} at {site} were cleared before any "
             f"update used them ({at(discarded)}){period}",
             cause="zero_grad() runs in every micro-batch, while step() runs only at the end of a cycle: nothing accumulates",
             fix="call zero_grad() once an update, right after step() (or before the cycle's first backward())",

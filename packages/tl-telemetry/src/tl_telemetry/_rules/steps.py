@@ -257,8 +257,8 @@ def _previous_user(run: Evidence, event: OptimizerStep) -> str | None:
 
 
 def _latest_before(run: Evidence, event: OptimizerStep, indices: set[int]) -> str | None:
-    position = next(n for n, (_, other) in enumerate(run.steps) if other is event)
-    for _, other in reversed(run.steps[:position]):
+    for position in range(run.positions[id(event)] - 1, -1, -1):
+        other = run.steps[position][1]
         if not indices.isdisjoint(other.graded):
             return other.optimizer
     return None
