@@ -16,7 +16,7 @@ from torch import Tensor
 from ._events import BY_HAND, Portion, Source
 from ._history import History
 
-# How many gradients stand for all of them where a glance will do: when a step ends, and whether an optimizer edits them.
+# How many gradients stand for all of them where a glance will do: at the end of a step, and of an optimizer's own.
 NUM_SAMPLED = 4
 
 _NO_GRADIENT = id(None)
@@ -109,7 +109,7 @@ class Gradients:
         """
         for i in indices[:: max(1, len(indices) // NUM_SAMPLED)]:
             grad = self.tensors[i].grad
-            if id(grad) != self._ids[i] or (grad is not None and grad._version != self._versions[i]):
+            if id(grad) != self._ids[i] or _version_of(grad) != self._versions[i]:
                 return True
         return False
 
@@ -158,14 +158,17 @@ class Gradients:
         if len(indices) == len(self.tensors):
             grads = list(map(_grad, self.tensors))
             ids = list(map(id, grads))
-            if _NO_GRADIENT not in ids:
-                return ids, list(map(_version, grads))
-            return ids, [_NO_VERSION if grad is None else grad._version for grad in grads]
+            try:
+                if _NO_GRADIENT not in ids:
+                    return ids, list(map(_version, grads))
+                return ids, [_NO_VERSION if grad is None else grad._version for grad in grads]
+            except RuntimeError:  # gradients made in inference mode have no version
+                return ids, list(map(_version_of, grads))
         ids, versions = self._ids.copy(), self._versions.copy()
         for i in indices:
             grad = self.tensors[i].grad
             ids[i] = id(grad)
-            versions[i] = _NO_VERSION if grad is None else grad._version
+            versions[i] = _version_of(grad)
         return ids, versions
 
     def _changed(self, ids: list[int], versions: list[int]) -> tuple[int, ...]:
@@ -208,3 +211,7 @@ class Gradients:
             if after is None:
                 after = known[history] = happen(history)
             histories[i] = after
+
+
+def _version_of(grad: Tensor | None) -> int:
+    return _NO_VERSION if grad is None or grad.is_inference() else grad._version
