@@ -124,8 +124,9 @@ def _holds_copies(tensors: list[Tensor], weights: list[Tensor]) -> bool:
     remaining = list(tensors)
     for weight in weights:
         for position, tensor in enumerate(remaining):
-            alike = tensor.shape == weight.shape and tensor.dtype == weight.dtype and tensor.device == weight.device
-            if alike and tensor.data_ptr() != weight.data_ptr() and torch.equal(tensor, weight):
+            alike = tensor.shape == weight.shape and tensor.device == weight.device
+            # an average of low-precision weights is kept in float32
+            if alike and tensor.data_ptr() != weight.data_ptr() and torch.equal(tensor.to(weight.dtype), weight):
                 del remaining[position]
                 break
         else:

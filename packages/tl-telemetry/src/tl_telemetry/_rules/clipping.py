@@ -89,7 +89,7 @@ def clip_misses(run: Evidence) -> Iterator[Finding]:
 
 def _clips_zeros(run: Evidence, function: str, site: str, calls: list[tuple[StepRecord, Clip]]) -> Iterator[Finding]:
     """See clips that find zeros in all gradients, although the updates then apply others."""
-    if any(total(clip.norms.values()) > 0.0 or not clip.graded for _, clip in calls):
+    if any(total(clip.norms.values()) > 0.0 for _, clip in calls):
         return
     covered = {i for _, clip in calls for i in clip.graded}
     applied = max(run.norm_at(event, covered) for _, event in run.steps)
@@ -98,7 +98,7 @@ def _clips_zeros(run: Evidence, function: str, site: str, calls: list[tuple[Step
     hit = telling(record.step for record, _ in calls)
     yield Finding(
         rule="clip-misses",
-        seen=f"{function}() at {site} clipped none of the stepped gradients: all of them were 0 at that time "
+        seen=f"{function}() at {site} clipped none of the stepped gradients: they were 0 (or None) at that time "
         f"({several(len(calls), 'call')}, {at(hit)}), and updates then applied a norm of up to {number(applied)}",
         cause="it runs after zero_grad() and before backward(): there is nothing to clip at that time",
         fix="clip between backward() and optimizer.step()",

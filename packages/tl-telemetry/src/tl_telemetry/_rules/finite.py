@@ -84,11 +84,20 @@ _REASONS: tuple[tuple[str, str, str, str], ...] = (
 
 
 def nonfinite_losses(run: Evidence, record: StepRecord) -> dict[str, float]:
-    """Return the losses that are not finite; in a step that a GradScaler skips, only the main loss counts."""
+    """Return the losses that are not finite.
+
+    Beside a main loss that is finite, those that were finite before and are not at the end of the run: what comes and
+    goes is a figure that is not computed in every step, or a norm in a step that a GradScaler skips.
+    """
     found = {name: value for name, value in record.losses.items() if not math.isfinite(value)}
-    if record.step in run.overflows and (record.loss is None or math.isfinite(record.loss)):
-        return {}
+    if found and record.loss is not None and math.isfinite(record.loss):
+        found = {name: value for name, value in found.items() if _went_bad(run, name)}
     return found
+
+
+def _went_bad(run: Evidence, name: str) -> bool:
+    values = [record.losses[name] for record in run.records if name in record.losses]
+    return math.isfinite(values[0]) and not math.isfinite(values[-1])
 
 
 def nonfinite_gradients(run: Evidence, event: OptimizerStep) -> list[int]:

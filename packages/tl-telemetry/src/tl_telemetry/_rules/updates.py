@@ -78,7 +78,10 @@ def _why_zero(run: Evidence, name: str, updates: int) -> tuple[str, str]:
 
 
 def _rates_shown(rates: list[float]) -> str:
-    return ", ".join(f"{rate:g}" for rate in sorted(set(rates)))
+    distinct = sorted(set(rates))
+    if len(distinct) > 3:
+        return f"{distinct[0]:g} to {distinct[-1]:g}"
+    return ", ".join(f"{rate:g}" for rate in distinct)
 
 
 def update_rounds_away(run: Evidence) -> Iterator[Finding]:
@@ -111,10 +114,11 @@ def update_rounds_away(run: Evidence) -> Iterator[Finding]:
         if _adds_up(since_first, changed=1.0 - unchanged / graded, updates=until):
             continue
         worst = [i for i, c in counts.items() if c[0] and c[1] >= ROUNDED_AWAY * c[0]]
+        share = sum(counts[i][1] for i in worst) / sum(counts[i][0] for i in worst)
         dtypes = sorted({str(run.tensors.entries[i].tensor.dtype).removeprefix("torch.") for i in worst})
         yield Finding(
             rule="update-rounds-away",
-            seen=f"{100 * unchanged / graded:.0f} % of the elements of {run.shown(worst)} that had a gradient did "
+            seen=f"{100 * share:.0f} % of the elements of {run.shown(worst)} that had a gradient did "
             "not change "
             f"when {name!r} stepped ({len(counted)} updates looked at, {at(counted)}): the updates round to nothing in "
             f"{' and '.join(dtypes)}",
@@ -262,29 +266,40 @@ def _asked_frozen(run: Evidence) -> Iterator[Finding]:
     facts = run.facts
     names = sorted(facts.start.names() | facts.end.names())
     asked = set(match_names(names, run.options.frozen, argument="frozen"))
-    moved = facts.end.moved_since(facts.start)
+    movers: dict[str, list[str]] = {}  # name -> the optimizers whose steps moved it
     for _, event in run.steps:
         if event.updates is not None:
-            moved |= {run.tensors.name(i) for i, u in zip(event.graded, event.updates.values(), strict=True) if u > 0.0}
+            for index, update in zip(event.graded, event.updates.values(), strict=True):
+                by = movers.setdefault(run.tensors.name(index), [])
+                if update > 0.0 and event.optimizer not in by:
+                    by.append(event.optimizer)
+    moved = facts.end.moved_since(facts.start) | {name for name, by in movers.items() if by}
     broken = [name for name in names if name in asked & moved]
     if not broken:
         return
     parameters = {entry.name for entry in run.tensors.entries}
     buffers = [name for name in broken if name not in parameters]
-    weights = [name for name in broken if name in parameters]
+    stepped = [name for name in broken if movers.get(name)]
+    others = [name for name in broken if name in parameters and not movers.get(name)]
     causes = []
-    if weights:
-        causes.append("an optimizer (or the loop itself) changes these parameters")
+    if stepped:
+        optimizers = sorted({optimizer for name in stepped for optimizer in movers[name]})
+        causes.append(f"{' and '.join(map(repr, optimizers))} moved {_listed(stepped)}")
+    if others:
+        causes.append(f"something other than a step that was tracked changed {_listed(others)}: the loop itself")
     if buffers:
-        causes.append(
-            "these buffers are written in the forward pass, as BatchNorm in training mode does with its statistics"
-        )
+        causes.append(f"a forward pass (BatchNorm in training mode does), or the loop itself, wrote {_listed(buffers)}")
     yield Finding(
         rule="frozen-moved",
         seen=f"{_listed(broken)} changed during the run although frozen={list(run.options.frozen)} asks for no change",
         cause="; ".join(causes),
         fix="; ".join(
-            (["leave them out of the optimizer and freeze them (requires_grad_(False))"] if weights else [])
+            (
+                ["leave parameters that stay out of the optimizer, and freeze them (requires_grad_(False))"]
+                if stepped
+                else []
+            )
+            + (["look for what writes to them, such as an average or a loaded checkpoint"] if others else [])
             + (["put the frozen modules in eval mode (module.eval()) after each model.train()"] if buffers else [])
         ),
         parameters=tuple(broken),

@@ -1,0 +1,228 @@
+"""Rules that see one thing and tell its causes apart."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import lr_scheduler
+
+from tl_core import Finding, TrainingSetup
+from tl_telemetry import run_training
+
+X = torch.randn(16, 6, generator=torch.Generator().manual_seed(3))
+Y = X @ torch.linspace(-1.0, 1.0, 6).unsqueeze(1)
+
+
+def findings(prepare: Callable[[], TrainingSetup], step: Callable[[TrainingSetup, Any], Any]) -> tuple[Finding, ...]:
+    return run_training(prepare, (X, Y), step, steps=8).check().findings
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def plain(lr: float = 0.05, schedule: Callable[[Any], Any] | None = None) -> Callable[[], TrainingSetup]:
+    def make_setup() -> TrainingSetup:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+        return TrainingSetup(net, optimizer, schedule(optimizer) if schedule else None)
+
+    return make_setup
+
+
+def backward(setup: TrainingSetup, batch: Any) -> Tensor:
+    loss = (setup.model(batch[0]) - batch[1]).square().mean()
+    loss.backward()
+    return loss
+
+
+def train(setup: TrainingSetup, batch: Any) -> Tensor:
+    setup.optimizer.zero_grad()
+    loss = backward(setup, batch)
+    setup.optimizer.step()
+    for scheduler in setup.schedulers.values():
+        scheduler.step()
+    return loss
+
+
+def train_without_scheduler(setup: TrainingSetup, batch: Any) -> Tensor:
+    setup.optimizer.zero_grad()
+    loss = backward(setup, batch)
+    setup.optimizer.step()
+    return loss
+
+
+def hidden_schedule() -> TrainingSetup:
+    setup = plain(0.1)()
+    setup.hidden = lr_scheduler.LambdaLR(setup.optimizer, lambda step: 0.0)
+    return setup
+
+
+ZERO_RATES = {
+    "a schedule that begins at 0 and never steps": (
+        plain(0.1, lambda o: lr_scheduler.LambdaLR(o, lambda epoch: epoch / 5)),
+        train_without_scheduler,
+        "its base rate is 0.1, but the first value of 'scheduler' is 0, and it never stepped in these 8 updates: it "
+        "steps "
+        "once an epoch (the first epoch then trains nothing), or its step() is never called",
+    ),
+    "a base rate of 0": (
+        plain(0.0, lambda o: lr_scheduler.ExponentialLR(o, 0.9)),
+        train,
+        "its base rate is 0 (initial_lr of every group), and whatever a schedule multiplies it with stays 0",
+    ),
+    "a scheduler outside of the setup": (
+        hidden_schedule,
+        train,
+        "its base rate is 0.1, and something that is not among the setup's schedulers sets 0",
+    ),
+    "no scheduler": (
+        plain(0.0),
+        train,
+        "undecided: the optimizer was built with lr=0, or the loop sets its rate to 0; no scheduler of the setup "
+        "drives it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ZERO_RATES)
+def test_cause_of_a_zero_rate(name: str) -> None:
+    """A rate of 0 is traced as far as base rates and schedulers tell."""
+    prepare, step, cause = ZERO_RATES[name]
+    (finding,) = findings(prepare, step)
+    assert (finding.rule, finding.cause) == ("lr-zero", cause)
+
+
+def read_generator() -> TrainingSetup:
+    net = model()
+    parameters = net.parameters()
+    setup = TrainingSetup(net, torch.optim.SGD(parameters, lr=0.05))
+    setup.clipped = parameters
+    return setup
+
+
+def with_copy() -> TrainingSetup:
+    setup = plain()()
+    setup.clipped = list(copy.deepcopy(setup.model).parameters())
+    return setup
+
+
+def clips_attribute(setup: TrainingSetup, batch: Any) -> Tensor:
+    setup.optimizer.zero_grad()
+    loss = backward(setup, batch)
+    clip_grad_norm_(setup.clipped, 0.1)
+    setup.optimizer.step()
+    return loss
+
+
+def clips_zeros(setup: TrainingSetup, batch: Any) -> Tensor:
+    setup.optimizer.zero_grad(set_to_none=False)
+    clip_grad_norm_(setup.model.parameters(), 0.1)
+    loss = backward(setup, batch)
+    setup.optimizer.step()
+    return loss
+
+
+def clips_after_clearing(setup: TrainingSetup, batch: Any) -> Tensor:
+    loss = backward(setup, batch)
+    setup.optimizer.step()
+    setup.optimizer.zero_grad()
+    clip_grad_norm_(setup.model.parameters(), 0.1)
+    return loss
+
+
+def clips_leftovers(setup: TrainingSetup, batch: Any) -> Tensor:
+    clip_grad_norm_(setup.model.parameters(), 0.1)
+    return train(setup, batch)
+
+
+CLIPS = {
+    "a generator that was read": (
+        read_generator,
+        clips_attribute,
+        "clip-misses",
+        "its argument is empty: usually a generator that was read before (`params = model.parameters()`)",
+    ),
+    "a copy": (
+        with_copy,
+        clips_attribute,
+        "clip-misses",
+        "the clip is given other parameters than those that are trained",
+    ),
+    "zeros": (
+        plain(),
+        clips_zeros,
+        "clip-misses",
+        "it runs after zero_grad() and before backward(): there is nothing to clip at that time",
+    ),
+    "nothing left": (
+        plain(),
+        clips_after_clearing,
+        "clip-misses",
+        "it runs after zero_grad(): there is nothing to clip at that time",
+    ),
+    "what the last update left": (
+        plain(),
+        clips_leftovers,
+        "clip-after-step",
+        "the clip comes before backward(), on the gradients that the last update left",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLIPS)
+@pytest.mark.filterwarnings("ignore:`parameters` is an empty generator:UserWarning")
+def test_cause_of_a_clip_without_effect(name: str) -> None:
+    """A clip without effect is told apart by what it was given, and by when it ran."""
+    prepare, step, rule, cause = CLIPS[name]
+    (finding,) = findings(prepare, step)
+    assert (finding.rule, finding.cause) == (rule, cause)
+
+
+def test_stale_gradient_of_a_frozen_layer() -> None:
+    """A frozen layer that moves by a gradient from before is told from one that decays."""
+
+    def step(setup: TrainingSetup, batch: Any) -> Tensor:
+        if setup.step_index == 3:
+            setup.model[0].requires_grad_(False)
+        for p in setup.model.parameters():
+            if p.requires_grad:
+                p.grad = None
+        loss = backward(setup, batch)
+        setup.optimizer.step()
+        return loss
+
+    (finding,) = findings(plain(), step)
+    assert (finding.rule, finding.parameters) == ("frozen-moved", ("0.weight", "0.bias"))
+    assert finding.cause == (
+        "'optimizer' still holds them, and their .grad still holds a gradient from before they were frozen (norm up to "
+        "1.03): it is applied again at each update"
+    )
+
+
+def test_wanted_freeze_that_is_broken() -> None:
+    """What ``frozen=`` names and changes is a finding, with the parameters and buffers told apart."""
+
+    def make_setup() -> TrainingSetup:
+        net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        net[1].requires_grad_(False)
+        return TrainingSetup(net, torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.05))
+
+    run = run_training(make_setup, (X, Y), train, steps=4)
+    (finding,) = run.check(frozen=["0.bias", "1.*"]).findings
+    assert str(finding) == (
+        "[frozen-moved] 0.bias, 1.num_batches_tracked, 1.running_mean, 1.running_var changed during the run although "
+        "frozen=['0.bias', '1.*'] asks for no change\n"
+        "  cause: 'optimizer' moved 0.bias; a forward pass (BatchNorm in training mode does), or the loop itself, "
+        "wrote "
+        "1.num_batches_tracked, 1.running_mean, 1.running_var\n"
+        "  fix: leave parameters that stay out of the optimizer, and freeze them (requires_grad_(False)); put the "
+        "frozen modules in eval "
+        "mode (module.eval()) after each model.train()"
+    )
