@@ -222,7 +222,7 @@ def test_wanted_freeze_that_is_broken() -> None:
         "  cause: 'optimizer' moved 0.bias; a forward pass (BatchNorm in training mode does), or the loop itself, "
         "wrote "
         "1.num_batches_tracked, 1.running_mean, 1.running_var\n"
-        "  fix: leave parameters that stay out of the optimizer, and freeze them (requires_grad_(False)); put the "
+        "  fix: leave what must not move out of the optimizer, and freeze it (requires_grad_(False)); put the "
         "frozen modules in eval "
         "mode (module.eval()) after each model.train()"
     )

@@ -295,7 +295,7 @@ def _asked_frozen(run: Evidence) -> Iterator[Finding]:
         cause="; ".join(causes),
         fix="; ".join(
             (
-                ["leave parameters that stay out of the optimizer, and freeze them (requires_grad_(False))"]
+                ["leave what must not move out of the optimizer, and freeze it (requires_grad_(False))"]
                 if stepped
                 else []
             )
