@@ -426,3 +426,75 @@ def averaged_model():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=STEPS)
     return TrainingSetup(model, optimizer, scheduler, state={"ema": average}), step
+
+
+@loop
+def gradients_made_by_hand():
+    model = nn.Linear(6, 3)
+
+    def step(setup):
+        x, y = examples()
+        with torch.inference_mode():
+            error = model(x) - y
+            model.weight.grad, model.bias.grad = error.T @ x / 12, error.sum(0) / 12
+        setup.optimizer.step()
+        return error.pow(2).mean().clone()
+
+    return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.1)), step
+
+
+@loop
+def functional_gradients():
+    model = mlp()
+
+    def step(setup):
+        x, y = examples()
+        loss = nn.functional.mse_loss(model(x), y)
+        for p, grad in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
+            p.grad = grad
+        setup.optimizer.step()
+        return loss
+
+    return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.1)), step
+
+
+@loop
+def perturbations_with_optimizers_of_their_own():
+    model = mlp()
+
+    def step(setup):
+        x, y = examples()
+        noise = torch.zeros_like(x, requires_grad=True)
+        inner = torch.optim.SGD([noise], lr=0.1)
+        nn.functional.mse_loss(model(x + noise), y).neg().backward()
+        inner.step()
+        setup.optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x + noise.detach()), y)
+        loss.backward()
+        setup.optimizer.step()
+        return loss
+
+    return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.1)), step
+
+
+@loop
+def parametrised_weights():
+    weight_norm, spectral_norm = nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm
+    model = nn.Sequential(weight_norm(nn.Linear(6, 8)), nn.Tanh(), spectral_norm(nn.Linear(8, 3)))
+    return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.1)), plain_step
+
+
+@loop
+def unfrozen_during_the_run():
+    model = mlp()
+    model[0].requires_grad_(False)
+    calls = []
+
+    def step(setup):
+        calls.append(None)
+        if len(calls) == 3:
+            model[0].requires_grad_(True)
+            setup.optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.01})
+        return plain_step(setup)
+
+    return TrainingSetup(model, torch.optim.SGD(model[2].parameters(), lr=0.1)), step

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import threading
+import warnings
+import weakref
 
 import pytest
 import torch
@@ -194,6 +196,40 @@ def test_an_optimizer_that_is_built_during_the_run_is_named():
         {"optimizer": 1},
     ]
     assert run.records[2].lrs == {"optimizer": (0.2,)}
+
+
+def test_optimizers_that_have_nothing_to_do_with_the_setup_are_let_go():
+    """Of optimizers that are made anew in every step and hold nothing of the setup, only the first few are followed."""
+    setup = make_setup()
+    made = []
+    with observe(setup) as run:
+        for _ in range(10):
+            with run.step():
+                other = nn.Linear(2, 1)
+                inner = torch.optim.SGD(other.parameters(), lr=0.1)
+                other(torch.ones(1, 2)).sum().backward()
+                inner.step()
+                made.append(weakref.ref(other.weight))
+                train(setup)
+    del other, inner
+    assert [weight() is not None for weight in made] == [True] * 4 + [False] * 6
+    assert run.records[0].optimizer_steps == {"optimizer": 1, "SGD that is not in the setup": 1}
+    assert run.records[1].optimizer_steps == {"optimizer": 1, "SGD that is not in the setup (2)": 1}
+    assert run.records[9].optimizer_steps == {"optimizer": 1}
+
+
+def test_a_scripted_model_is_watched():
+    """A TorchScript model, whose modules cannot be looked into, trains as any other."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model = torch.jit.script(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)))
+    setup = TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with observe(setup) as run:
+        for _ in range(3):
+            with run.step() as step:
+                step.loss = train(setup)
+    assert list(run.records[0].parameters) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert run.assert_healthy() is run
 
 
 def test_a_run_can_be_judged_before_it_is_over():

@@ -13,6 +13,9 @@ from ._figures import Figures, Span
 from ._gradients import Gradients
 from ._tensors import Tensors
 
+# Optimizers followed that are not in the setup and hold nothing of it: enough to see one over a copy of the model.
+MAX_STRANGERS = 4
+
 
 class Stepper:
     """One optimizer: its name, the indices of its parameters, and how often it stepped."""
@@ -53,7 +56,8 @@ class Stepper:
         """Return each group's learning rate as it is now; a tensor's is read later."""
         return tuple(
             figures.add([lr.detach().clone().reshape(())]) if isinstance(lr, Tensor) else float(lr)
-            for lr in (group["lr"] if "lr" in group else float("nan") for group in self.optimizer.param_groups)
+            # there may be none, or None where the optimizer finds its own (Adafactor)
+            for lr in (float("nan") if group.get("lr") is None else group["lr"] for group in self.optimizer.param_groups)
         )
 
 
@@ -64,6 +68,7 @@ class Steppers:
         self._setup = setup
         self._tensors = tensors
         self._known: dict[int, Stepper] = {}
+        self._num_strangers = 0
 
     def __iter__(self) -> Any:
         return iter(self._known.values())
@@ -80,23 +85,32 @@ class Steppers:
             stepper.name = name
             stepper.follow_new()
 
-    def of(self, optimizer: torch.optim.Optimizer) -> Stepper:
-        """Return the stepper of an optimizer that begins to step."""
+    def of(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
+        """Return the stepper of an optimizer that begins to step; None for one that shares nothing with the setup."""
         stepper = self._known.get(id(optimizer))
         if stepper is None:
             self.refresh()
             stepper = self._known.get(id(optimizer))
             if stepper is None:
                 stepper = self._met(optimizer)
+            if stepper is None:
+                return None
             stepper.is_new = True
         return stepper
 
-    def _met(self, optimizer: torch.optim.Optimizer) -> Stepper:
+    def _met(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Name an optimizer that is not in the setup."""
+        held = (id(p) for group in optimizer.param_groups for p in group["params"])
+        if not any(p in self._tensors.index_of for p in held):
+            # one that is made anew in every step (for a perturbation, an inner loop) would fill up memory
+            if self._num_strangers == MAX_STRANGERS:
+                return None
+            self._num_strangers += 1
         kind = type(optimizer).__name__
-        number = sum(type(s.optimizer) is type(optimizer) for s in self._known.values())
+        mine = set(map(id, self._setup.optimizers.values()))
+        number = 1 + sum(type(s.optimizer).__name__ == kind and i not in mine for i, s in self._known.items())
         stepper = Stepper(
-            optimizer, self._tensors, f"{kind} that is not in the setup" + (f" ({number})" if number else "")
+            optimizer, self._tensors, f"{kind} that is not in the setup" + (f" ({number})" if number > 1 else "")
         )
         stepper.follow_new()
         for name, other in self._setup.optimizers.items():
@@ -121,4 +135,4 @@ class Steppers:
 
 
 def _holds(outer: object, inner: object) -> bool:
-    return any(value is inner for value in vars(outer).values())
+    return any(value is inner for value in getattr(outer, "__dict__", {}).values())

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tl_core import TrainingSetup, parameter_names
+
+# Modules out of torch's sight that are followed; a module made anew in every forward pass would add one each time.
+MAX_UNREGISTERED = 32
 
 
 @dataclass(slots=True)
@@ -37,6 +41,12 @@ class Tensors:
         self.entries: list[Tracked] = []
         self.index_of: dict[int, int] = {}
         self.module_names: dict[int, str] = {}
+        self.unregistered: dict[int, nn.Module] = {}  # index -> the module that holds it
+
+    @property
+    def num_unregistered(self) -> int:
+        """How many modules ran inside of the model without being a part of it."""
+        return len(set(map(id, self.unregistered.values())))
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -81,6 +91,34 @@ class Tensors:
             self.entries.append(Tracked(tensor, name, owner, in_model=False))
         return index
 
+    def add_unregistered(self, module: nn.Module, around: nn.Module) -> bool:
+        """Follow the parameters of a module that runs inside of the followed module ``around`` and is no part of it.
+
+        Returns:
+            Whether some of them are new.
+        """
+        if id(module) in self.module_names or self.num_unregistered >= MAX_UNREGISTERED:
+            return False
+        place = _place(module, around) or f"{type(module).__name__}({self.num_unregistered})"
+        label = ".".join(part for part in (self.module_names.get(id(around)), place) if part)
+        before = len(self.entries)
+        for name, parameter in module._parameters.items():
+            # functional_call swaps plain tensors, or another model's parameters, into a module for a call
+            if type(parameter) is nn.Parameter and parameter.requires_grad and id(parameter) not in self.index_of:
+                self.unregistered[self.add(parameter, f"{label}.{name}", module)] = module
+        return len(self.entries) > before
+
+
+def _place(module: nn.Module, around: nn.Module) -> str | None:
+    """Return where a module keeps another one that it has not registered: ``layers[0]``, ``heads['a']``."""
+    for name, value in vars(around).items():
+        if isinstance(value, (list, tuple)):
+            value = dict(enumerate(value))
+        for key, item in value.items() if isinstance(value, dict) else ():
+            if item is module and not name.startswith("_"):
+                return f"{name}[{key!r}]"
+    return None
+
 
 def other_modules(setup: TrainingSetup) -> list[tuple[str, nn.Module]]:
     """Return the setup's modules beside the model, with their names: entries of ``state`` and extra attributes."""
@@ -115,6 +153,8 @@ def _is_called(module: nn.Module) -> bool:
     # nn.MultiheadAttention reads the weights of its output projection, of a class made for that, without calling it
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return False
+    if isinstance(module, torch.jit.ScriptModule):  # its class has no readable forward
+        return True
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
