@@ -12,9 +12,9 @@ from tl_core import TrainingSetup
 MESSAGE = """\
 [no-gradient] encoder.* (4 tensors) never got a gradient in 6 steps, while 2 other parameters got one; their forward \
 pass ran with gradients on
-  cause: undecided: its output leaves the graph on the way to the loss (`.detach()`, `.data`, `.item()`, a copy \
+  cause: undecided: the output leaves the graph on the way to the loss (`.detach()`, `.data`, `.item()`, a copy \
 through numpy), or does not enter the loss at all
-  fix: let its output reach the loss without leaving the graph; if it is not meant to train, freeze it with \
+  fix: let the output reach the loss without leaving the graph; if this part is not meant to train, freeze it with \
 requires_grad_(False), or pass ignore="""
 
 

@@ -14,9 +14,9 @@ X = torch.randn(16, 6, generator=torch.Generator().manual_seed(3))
 Y = X @ torch.linspace(-1.0, 1.0, 6).unsqueeze(1)
 
 MESSAGE = """\
-[scheduler-too-often] 'scheduler' stepped 12 times in 3 updates of 'optimizer' (steps 0-11)
-  cause: its step() is called in steps that make no update too (9 of the calls), as in every micro-batch: the \
-schedule runs ahead, unless its length counts micro-batches
+[scheduler-too-often] 'scheduler' (CosineAnnealingLR) stepped 12 times in 3 updates of 'optimizer' (steps 0-11)
+  cause: its step() is called in steps without an update too (9 of the calls): the schedule runs ahead, unless its \
+length counts these steps (micro-batches, or another optimizer's updates)
   fix: call scheduler.step() once an update, or make the schedule's length count what it is called for"""
 
 

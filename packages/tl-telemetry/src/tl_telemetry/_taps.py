@@ -79,6 +79,7 @@ def attach_forward(watcher: Watcher) -> None:
                 nn_module.register_module_forward_hook(_after_forward),
             ):
                 _forward_installed.callback(handle.remove)
+            _forward_installed.enter_context(_unwarned_compiled_modules())
         _forward_watchers = (*_forward_watchers, watcher)
 
 
@@ -90,6 +91,19 @@ def detach_forward(watcher: Watcher) -> None:
         if not _forward_watchers and _forward_installed is not None:
             _forward_installed.close()
             _forward_installed = None
+
+
+@contextmanager
+def _unwarned_compiled_modules() -> Iterator[None]:
+    # torch (2.13) warns at each call of a compiled module while there are global hooks, and these are not the person's:
+    # where warnings are errors it would end their loop.
+    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+    added = warnings.filters[0]
+    try:
+        yield
+    finally:
+        if added in warnings.filters:
+            warnings.filters.remove(added)
 
 
 def _install() -> ExitStack:

@@ -111,10 +111,10 @@ def no_gradient(run: Evidence) -> Iterator[Finding]:
         yield Finding(
             rule="no-gradient",
             seen=f"{run.shown(ran)} never got a gradient {counts}; {their(ran)} forward pass ran with gradients on",
-            cause="undecided: its output leaves the graph on the way to the loss (`.detach()`, `.data`, `.item()`, a "
+            cause="undecided: the output leaves the graph on the way to the loss (`.detach()`, `.data`, `.item()`, a "
             "copy through numpy), or does not enter the loss at all",
-            fix="let its output reach the loss without leaving the graph; if it is not meant to train, freeze it with "
-            "requires_grad_(False), or pass ignore=",
+            fix="let the output reach the loss without leaving the graph; if this part is not meant to train, freeze "
+            "it with requires_grad_(False), or pass ignore=",
             parameters=run.named(ran),
             evidence={"steps": len(run.records), "without_gradient": len(ran), "with_gradient": len(reached)},
         )
@@ -167,9 +167,9 @@ def never_ran(run: Evidence) -> Iterator[Finding]:
         ),
         (
             without.hidden,
-            f"never got a gradient in {num_steps}; {their(without.hidden)} module is inside of a compiled or scripted "
-            "one",
-            "undecided: what runs inside of such a module cannot be seen. It may be unused, or cut off from the loss",
+            f"never got a gradient in {num_steps}; {their(without.hidden)} module runs inside of compiled or scripted "
+            "code",
+            "undecided: what runs inside of such code cannot be seen. It may be unused, or cut off from the loss",
             "watch the loop once without compiling it: then this says which of the two it is",
         ),
     ):
@@ -214,7 +214,7 @@ class WithoutGradient(NamedTuple):
     cut: list[int]  # with gradients off where they should be on
     only_off: list[int]  # with gradients off, beside a trained module of the same kind
     not_called: list[int]
-    hidden: list[int]  # inside of a compiled or scripted module
+    hidden: list[int]  # inside of compiled or scripted code
 
 
 def without_gradient(run: Evidence) -> WithoutGradient:
@@ -224,12 +224,14 @@ def without_gradient(run: Evidence) -> WithoutGradient:
         return found
     seen = run.filled | run.graded
     flags = run.facts.recorder.forward.flags
+    # gradients came, and none of the modules was seen to run: a compiled function is around them
+    unseen = not any(flags.get(id(run.tensors.entries[i].owner)) for i in run.filled)
     for i in run.trainable:
         if i in seen or i in run.moved or i not in run.held:
             continue
         owner = run.tensors.entries[i].owner
         flag = flags.get(id(owner), 0)
-        if flag & OPAQUE:
+        if flag & OPAQUE or unseen:
             found.hidden.append(i)
         elif flag & RAN_WITH_GRAD:
             found.ran.append(i)

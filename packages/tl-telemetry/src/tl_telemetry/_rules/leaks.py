@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tl_core import Finding
 from tl_telemetry._events import Backward, OptimizerStep, Portion
-from tl_telemetry._evidence import Evidence, at, enough, number, several, telling
+from tl_telemetry._evidence import Evidence, at, number, recurs, several, telling
 from tl_telemetry._record import total
 
 
@@ -16,27 +16,30 @@ def missing_zero_grad(run: Evidence) -> Iterator[Finding]:
     for name, steps in run.steps_by_optimizer.items():
         hit: list[int] = []
         held: set[int] = set()
+        nothing: set[int] = set()  # left over too, with nothing in it
         users: set[str] = set()
         example: tuple[int, float, float] | None = None
         for record, event in steps:
             leftover = _leftover(run, event)
+            nothing.update(i for i, norm in leftover.items() if not norm > 0.0)
+            leftover = {i: norm for i, norm in leftover.items() if norm > 0.0}
             if leftover:
                 users.update(run.last_users(event, leftover))
                 hit.append(record.step)
                 held.update(leftover)
                 before = dict(zip(event.graded, record.norms_before_clip(event), strict=True))
                 example = (record.step, total(list(leftover.values())), total([before[i] for i in leftover]))
-        if example is None or not enough(len(hit), len(steps) - 1):
+        if example is None or not recurs(len(hit), len(steps) - 1):
             continue
         step, left, whole = example
         parameters = [i for _, event in steps for i in event.graded]
-        whole_optimizer = held >= set(parameters)
+        whole_optimizer = held | nothing >= set(parameters)
         whose = "the gradients" if whole_optimizer else f"the gradients of {run.shown(held)}"
         others = sorted(users - {name})
         earlier = "its earlier updates" if not others else f"earlier updates by {' and '.join(map(repr, others))}"
         cause = "nothing cleared them between an update and the next backward(), which adds to what it finds"
         if not whole_optimizer and not others:
-            cause += "; the other gradients of this optimizer were cleared, or had nothing to add up"
+            cause += "; the other gradients of this optimizer were cleared"
         on = "" if len(run.steps_by_optimizer) == 1 else f" on {name!r}"
         fix = f"call zero_grad(){on} once an update, before backward() or after step()"
         if others:
@@ -72,7 +75,7 @@ def backward_twice(run: Evidence) -> Iterator[Finding]:
                         hit.append(record.step)
                         held.update(doubled)
                         sites.update((run.backwards[backward.repeats or 0][1].site, backward.site))
-        if not hit or not enough(len(set(hit)), len(steps)):
+        if not recurs(len(set(hit)), len(steps)):
             continue
         yield Finding(
             rule="backward-twice",
@@ -105,7 +108,7 @@ def leaked_gradient(run: Evidence) -> Iterator[Finding]:
                     others.add(leak[0])
                     sites.add(leak[1])
                     own_sites.add(leak[2])
-        if not hit or not enough(len(set(hit)), len(steps)):
+        if not recurs(len(set(hit)), len(steps)):
             continue
         other = " and ".join(map(repr, sorted(others)))
         yield Finding(
@@ -142,7 +145,7 @@ def _leftover(run: Evidence, event: OptimizerStep) -> dict[int, float]:
             continue
         norms = dict(zip(onto[1].leftover, onto[1].leftover_norms.values(), strict=True))
         now = dict(zip(event.graded, event.norms.values(), strict=True))
-        left.update({i: norms[i] for i in portion.parameters if norms.get(i, 0.0) > 0.0 and now[i] > 0.0})
+        left.update({i: norms[i] if now[i] > 0.0 else 0.0 for i in portion.parameters if i in norms})
     return left
 
 
