@@ -94,7 +94,19 @@ def near_misses() -> dict[str, dict[str, Any]]:
         "the best weights so far": _case(lambda setup: None, copy.deepcopy, "best"),
         "a run of two steps": _case(lambda setup: None, steps=2),
         "a teacher that is only asked": _teacher(),
+        "a dict of tensors that follows": _case(_dict_follows, lambda model: dict(_copies(model))),
+        "a dict of tensors that stays": _case(lambda setup: None, lambda model: dict(_copies(model)), "anchor"),
     }
+
+
+def _copies(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [(name, p.detach().clone()) for name, p in model.named_parameters()]
+
+
+@torch.no_grad()
+def _dict_follows(setup: TrainingSetup) -> None:
+    for name, p in setup.model.named_parameters():
+        setup.state["ema"][name] = 0.9 * setup.state["ema"][name] + 0.1 * p
 
 
 def _every_fifth(setup: TrainingSetup) -> None:

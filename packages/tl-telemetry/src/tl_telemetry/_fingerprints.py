@@ -68,7 +68,7 @@ class StateEntry:
 
 
 def state_entries(setup: TrainingSetup, *, compare: bool) -> dict[str, StateEntry]:
-    """Read the entries of ``setup.state`` that have a ``state_dict``.
+    """Read the entries of ``setup.state`` that have a ``state_dict``, or are containers of tensors.
 
     ``compare`` looks for copies of the weights in them, which waits for the device: only before a run.
     """
@@ -90,14 +90,15 @@ def state_entries(setup: TrainingSetup, *, compare: bool) -> dict[str, StateEntr
 
 def _read_state(value: Any) -> tuple[dict[str, Tensor], tuple[Any, ...]] | None:
     state_dict = getattr(value, "state_dict", None)
-    if not callable(state_dict):
-        return None
+    tensors: dict[str, Tensor] = {}
+    numbers: list[Any] = []
+    if not callable(state_dict):  # tensors in a dict or a list, as short loops keep an average
+        _flatten("", value if isinstance(value, (Mapping, list, tuple)) else (), tensors, numbers)
+        return (tensors, tuple(numbers)) if tensors else None
     try:
         state = state_dict()
     except Exception:  # noqa: BLE001  somebody's object that cannot be read yet is not this check's business
         return None
-    tensors: dict[str, Tensor] = {}
-    numbers: list[Any] = []
     _flatten("", state, tensors, numbers)
     # an average that only counts so far (a warmup) may not save its counter
     own = getattr(value, "__dict__", {}).values()

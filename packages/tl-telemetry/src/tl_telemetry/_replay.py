@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ class _FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
         backward = torch._C._current_autograd_node() is not None
         if _INNOCENT.search(func._schema.name) or (backward in self.made and backward in self.turned):
             return func(*args, **kwargs)
+        if any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in _pytree.tree_leaves((args, kwargs))):
+            return func(*args, **kwargs)  # the person's own NaN or Inf
         inputs = list(_floating((args, kwargs)))
         had_nan = any(map(_has_nan, inputs))
         finite = not had_nan and all(map(_is_finite, inputs))

@@ -123,18 +123,23 @@ def clip_every_update(run: Evidence) -> Iterator[Finding]:
         before = [
             (record.step, clip, _norm(clip))
             for record, clip in calls
-            if _finite(clip) and clip.graded and _by_l2_norm(run, record, clip)
+            if _finite(clip) and clip.graded and not clip.used and _by_l2_norm(run, record, clip)
         ]
         over = [(step, norm) for step, clip, norm in before if norm > _bound(clip)]
         if len(before) < 5 or len(over) < NEARLY_EVERY * len(before):
             continue
         norms = sorted(norm for _, norm in over)
+        first = before[0][1]
+        scaled = (
+            ""
+            if first.scale is None
+            else f" (a bound of {first.bound:g} on gradients still multiplied by the loss scale)"
+        )
         yield Finding(
             rule="clip-every-update",
-            seen=f"{function}() at {site} scaled the gradients down to {before[0][1].bound:g} in {len(over)} of "
+            seen=f"{function}() at {site} scaled the gradients down to {_bound(first):.6g}{scaled} in {len(over)} of "
             f"{several(len(before), 'call')} ({at(step for step, _ in over)}): the norm before was "
-            f"{number(norms[0])} to "
-            f"{number(norms[-1])}, {number(norms[len(norms) // 2])} in the median",
+            f"{number(norms[0])} to {number(norms[-1])}, {number(norms[len(norms) // 2])} in the median",
             cause="undecided: the bound is meant to be tight (every update then has the same length), or the "
             "gradients are "
             "larger than they should be (targets or losses on an unusual scale, an exploding layer)",

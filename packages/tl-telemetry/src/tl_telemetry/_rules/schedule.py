@@ -85,21 +85,26 @@ def scheduler_too_often(run: Evidence) -> Iterator[Finding]:
             continue
         yield Finding(
             rule="scheduler-too-often",
-            seen=f"{name!r} stepped {several(count, 'time')} in {several(updates, 'update')} of "
+            seen=f"{name!r} ({type(scheduler).__name__}) stepped {several(count, 'time')} in "
+            f"{several(updates, 'update')} of "
             f"{repr(optimizer) if optimizer else 'the optimizers'} ({at(record.step for record, _ in own)})",
-            cause=_why_often(run, own),
+            cause=_why_often(own, optimizer),
             fix="call scheduler.step() once an update, or make the schedule's length count what it is called for",
             steps=telling(record.step for record, _ in own),
             evidence={"scheduler_steps": count, "updates": updates},
         )
 
 
-def _why_often(run: Evidence, own: list[tuple[StepRecord, SchedulerStep]]) -> str:
-    without_update = sum(event.count for record, event in own if record.skipped)
+def _why_often(own: list[tuple[StepRecord, SchedulerStep]], optimizer: str | None) -> str:
+    without_update = sum(
+        event.count
+        for record, event in own
+        if not (any(record.optimizer_steps.values()) if optimizer is None else record.optimizer_steps.get(optimizer))
+    )
     if without_update:
         return (
-            f"its step() is called in steps that make no update too ({without_update} of the calls), as in every "
-            "micro-batch: the schedule runs ahead, unless its length counts micro-batches"
+            f"its step() is called in steps without an update too ({without_update} of the calls): the schedule runs "
+            "ahead, unless its length counts these steps (micro-batches, or another optimizer's updates)"
         )
     return (
         "its step() is called more than once an update: the schedule runs ahead, unless its length counts these calls"
