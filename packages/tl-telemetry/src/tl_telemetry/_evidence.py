@@ -197,11 +197,6 @@ def recurs(count: int, of: int) -> bool:
     return count > 1 or enough(count, of)
 
 
-def recurs(count: int, of: int) -> bool:
-    """Tell whether something that no correct loop does happened more than once, or often enough in a short run."""
-    return count > 1 or enough(count, of)
-
-
 def enough(count: int, of: int) -> bool:
     """Tell whether something happened often enough, of the times it could, to be how the loop works."""
     return count > 0 and count * 3 >= of

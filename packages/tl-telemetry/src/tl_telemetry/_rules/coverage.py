@@ -90,13 +90,13 @@ def several_optimizers(run: Evidence) -> Iterator[Finding]:
             shared.setdefault(tuple(sorted(names)), []).append(i)
     for optimizers, indices in shared.items():
         counts = " and ".join(str(_num_steps(run, name, indices)) for name in optimizers)
-        names = " and ".join(map(repr, optimizers))
+        who = " and ".join(map(repr, optimizers))
         if len(optimizers) > MOST_NAMED:
             counts = str(sum(_num_steps(run, name, indices) for name in optimizers))
-            names = f"{len(optimizers)} optimizers ({', '.join(map(repr, optimizers[:MOST_NAMED]))}, ...)"
+            who = f"{len(optimizers)} optimizers ({', '.join(map(repr, optimizers[:MOST_NAMED]))}, ...)"
         yield Finding(
             rule="several-optimizers",
-            seen=f"{names} stepped {run.shown(indices)} in turns, each with gradients of its own ({counts} updates)",
+            seen=f"{who} stepped {run.shown(indices)} in turns, each with gradients of its own ({counts} updates)",
             cause="each of these optimizers holds these parameters, and keeps moments and momentum that know nothing "
             "of the other updates",
             fix="nothing, if the turns are meant; else give each parameter to one optimizer",
