@@ -24,6 +24,7 @@ class Backward:
     number: int  # counts from 1 within the run
     site: str  # "train.py:42", the line that called it
     filled: tuple[int, ...]  # parameters that got a gradient from it
+    root: Span | None  # the value of what backward() was called on (scaled, with a GradScaler); None if it is no scalar
     connected: bool  # False when the root is a leaf: no graph behind it
     leftover: tuple[int, ...]  # of those, the ones whose gradient an update had used already
     leftover_norms: Span | None  # L2 norms of what was still there, before this pass added to it
@@ -99,11 +100,15 @@ class SchedulerStep:
 
 @dataclass(frozen=True, slots=True)
 class GradientsCleared:
-    """Gradients became None, or were edited in place by something other than a clip (``zero_grad``)."""
+    """Gradients became None, or were edited or replaced by something other than a clip."""
 
-    kind: ClassVar[str] = "zero_grad"
     cleared: tuple[int, ...]
     edited: tuple[int, ...]
+
+    @property
+    def kind(self) -> str:
+        # what an edit in place wrote is not known: zeros (set_to_none=False), or the gradient times a factor
+        return "zero_grad" if self.cleared else "gradient_edit"
 
 
 @dataclass(frozen=True, slots=True)

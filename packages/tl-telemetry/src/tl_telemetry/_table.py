@@ -149,7 +149,7 @@ def _extremes(records: Sequence[StepRecord]) -> set[int]:
 
     They are shown even where a run is folded.
     """
-    extremes = set()
+    extremes: set[int] = set()
     losses = [list(record.losses.values()) for record in records]
     norms = [list(record.grad_norm_before_clip.values()) for record in records]
     for figures in (losses, norms):
