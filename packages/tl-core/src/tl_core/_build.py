@@ -24,7 +24,7 @@ def build_setup(make_setup: Callable[..., Any], device: str | torch.device = "cp
 
     The model, modules in ``state`` and the optimizers' state are moved to the device (a model that is spread over
     several accelerators is left where it is). A model that is wholly in eval mode, as pretrained ones come, is put in
-    training mode; mixed modes are left as built.
+    training mode if it has trainable parameters; mixed modes are left as built.
 
     Args:
         make_setup: ``make_setup()`` or ``make_setup(device)``, returning a ``TrainingSetup`` or a tuple
@@ -46,7 +46,9 @@ def build_setup(make_setup: Callable[..., Any], device: str | torch.device = "cp
     _check_fresh(setup)
     with noted(f"raised while moving the setup to {target}"):
         _move(setup, target)
-    if not any(module.training for module in setup.model.modules()):
+    # a wholly frozen model that is in eval mode (the feature net of a style transfer) is meant to stay so
+    trains = any(parameter.requires_grad for parameter in setup.model.parameters())
+    if trains and not any(module.training for module in setup.model.modules()):
         setup.model.train()
     return setup
 

@@ -16,6 +16,7 @@ class BackwardBegun:
     """What was read before a backward pass ran."""
 
     site: str
+    root: Span | None
     connected: bool
     leftover: tuple[int, ...]
     leftover_norms: Span | None

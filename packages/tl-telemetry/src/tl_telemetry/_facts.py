@@ -49,7 +49,7 @@ class Facts:
         self.num_start = len(self.tensors)
         self.trainable_start = frozenset(e.name for e in self.tensors.entries if e.tensor.requires_grad)
         # a loop that is observed from its middle on has optimizers that have stepped already
-        self.resumed = any(bool(optimizer.state) for optimizer in self.setup.optimizers.values())
+        self.resumed = any(bool(getattr(optimizer, "state", None)) for optimizer in self.setup.optimizers.values())
 
     @property
     def tensors(self) -> Tensors:

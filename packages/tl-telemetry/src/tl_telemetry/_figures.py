@@ -143,6 +143,8 @@ def _norms_alike(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     # float16 and bfloat16 sums overflow or lose their tail, so those are accumulated in float32
     if dtype in (torch.float32, torch.float64):
         return list(torch._foreach_norm(tensors, 2))
+    if dtype not in (torch.float16, torch.bfloat16):  # float8 and the like know no arithmetic
+        return _norms_alike([tensor.float() for tensor in tensors], torch.float32)
     return list(torch._foreach_norm(tensors, 2, dtype=torch.float32))
 
 

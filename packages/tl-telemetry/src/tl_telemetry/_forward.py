@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -16,6 +18,8 @@ RAN_IN_TRAINING = 4
 CUT_INSIDE = 8
 # a compiled or scripted module ran: what happened below it cannot be seen
 OPAQUE = 16
+# what flowed in had a history with something trainable in it
+INPUT_TRAINS = 32
 
 # Steps in which every forward pass is looked at; afterwards only modules not seen yet keep the hooks in place,
 # and only every LATER_EVERY-th step.
@@ -27,7 +31,7 @@ class Forward:
 
     def __init__(self) -> None:
         self.flags: dict[int, int] = {}
-        self._active: list[tuple[int, bool]] = []
+        self._active: list[tuple[nn.Module, bool]] = []
         self._awaited: set[int] = set()
         self._steps = 0
 
@@ -42,11 +46,17 @@ class Forward:
                     if any(p is not None for p in module._parameters.values()):
                         self._awaited.add(id(users[id(module)]))
 
-    def begins(self, module: nn.Module) -> None:
+    def begins(self, module: nn.Module, inputs: tuple[Any, ...]) -> bool:
+        """Note the modes in which a module runs.
+
+        Returns:
+            Whether it is a stranger with parameters that runs, with grad mode on, inside of a followed module: one that
+            a part of the setup keeps out of torch's sight.
+        """
         flags = self.flags.get(id(module))
-        if flags is None:
-            return
         grad = torch.is_grad_enabled()
+        if flags is None:
+            return grad and bool(self._active) and bool(module._parameters)
         flags |= RAN_WITH_GRAD if grad else RAN_WITHOUT_GRAD
         if module.training:
             flags |= RAN_IN_TRAINING
@@ -54,9 +64,16 @@ class Forward:
             flags |= CUT_INSIDE
         self.flags[id(module)] = flags
         self._awaited.discard(id(module))
-        self._active.append((id(module), grad))
+        if any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
+            self.flags[id(module)] |= INPUT_TRAINS
+        self._active.append((module, grad))
         if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
             self._below(module)
+        return False
+
+    def innermost(self) -> nn.Module:
+        """Return the followed module that runs now."""
+        return self._active[-1][0]
 
     def _below(self, module: nn.Module) -> None:
         for child in module.modules():
@@ -66,7 +83,7 @@ class Forward:
     def ended(self, module: nn.Module) -> None:
         # a forward pass that raised left its modules on the stack: drop them with the one that did end
         for depth in range(len(self._active) - 1, -1, -1):
-            if self._active[depth][0] == id(module):
+            if self._active[depth][0] is module:
                 del self._active[depth:]
                 return
 

@@ -131,9 +131,10 @@ class Recorder:
     def modules_changed(self) -> None:
         self._walk_needed = True
 
-    def forward_begins(self, module: torch.nn.Module) -> None:
+    def forward_begins(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         start = perf_counter()
-        self.forward.begins(module)
+        if self.forward.begins(module, inputs) and self.watches_thread():
+            self._follow_unregistered(module)
         self.watch_s += perf_counter() - start
 
     def forward_ended(self, module: torch.nn.Module) -> None:
@@ -156,6 +157,7 @@ class Recorder:
         repeated = gradients.holding(earlier) if earlier else ()
         self._begun = BackwardBegun(
             site=calling_site(),
+            root=self._root(roots),
             connected=connected,
             leftover=leftover,
             leftover_norms=self._norms(leftover) if leftover else None,
@@ -179,6 +181,7 @@ class Recorder:
             Backward(
                 number=self.num_backwards,
                 site=begun.site,
+                root=begun.root,
                 filled=filled,
                 connected=begun.connected,
                 leftover=begun.leftover,
@@ -290,6 +293,11 @@ class Recorder:
         new = self.tensors.entries[len(self.gradients.tensors) :]
         self.gradients.follow(entry.tensor for entry in new)
 
+    def _follow_unregistered(self, module: torch.nn.Module) -> None:
+        """Follow the parameters of a module that runs inside of the model and is no part of it (kept in a list)."""
+        if self.tensors.add_unregistered(module, self.forward.innermost()):
+            self._walk_needed = True
+
     def _look_around(self) -> None:
         """See what happened since the last act: gradients cleared or edited, schedulers stepped."""
         if self._walk_needed:
@@ -371,6 +379,11 @@ class Recorder:
         if not isinstance(value, Tensor):
             return None
         return self._figures.add([value.detach().clone().reshape(())])  # the scaler changes it in place later
+
+    def _root(self, roots: Sequence[Any]) -> Span | None:
+        root = roots[0] if len(roots) == 1 else None
+        real = isinstance(root, Tensor) and root.numel() == 1 and not root.is_complex()
+        return self._copy(root) if real else None
 
     def _loss(self, value: Tensor | float) -> Span | float:
         return self._figures.add([value]) if isinstance(value, Tensor) else float(value)

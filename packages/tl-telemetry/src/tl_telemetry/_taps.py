@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -20,6 +19,8 @@ import torch
 from torch.nn.modules import module as nn_module
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
+
+from ._heard import hearing
 
 CLIP_FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_")
 
@@ -35,7 +36,7 @@ class Watcher(Protocol):
     def step_ended(self, optimizer: torch.optim.Optimizer, closure: bool) -> None: ...
     def clip_begins(self, function: str, parameters: Sequence[torch.Tensor], bound: float) -> None: ...
     def clip_ended(self) -> None: ...
-    def forward_begins(self, module: torch.nn.Module) -> None: ...
+    def forward_begins(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None: ...
     def forward_ended(self, module: torch.nn.Module) -> None: ...
     def modules_changed(self) -> None: ...
     def warned(self, message: str, category: type[Warning], filename: str, lineno: int) -> None: ...
@@ -79,7 +80,6 @@ def attach_forward(watcher: Watcher) -> None:
                 nn_module.register_module_forward_hook(_after_forward),
             ):
                 _forward_installed.callback(handle.remove)
-            _forward_installed.enter_context(_unwarned_compiled_modules())
         _forward_watchers = (*_forward_watchers, watcher)
 
 
@@ -91,19 +91,6 @@ def detach_forward(watcher: Watcher) -> None:
         if not _forward_watchers and _forward_installed is not None:
             _forward_installed.close()
             _forward_installed = None
-
-
-@contextmanager
-def _unwarned_compiled_modules() -> Iterator[None]:
-    # torch (2.13) warns at each call of a compiled module while there are global hooks, and these are not the person's:
-    # where warnings are errors it would end their loop.
-    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
-    added = warnings.filters[0]
-    try:
-        yield
-    finally:
-        if added in warnings.filters:
-            warnings.filters.remove(added)
 
 
 def _install() -> ExitStack:
@@ -121,7 +108,7 @@ def _install() -> ExitStack:
     stack.enter_context(_patched_backward())
     for name in CLIP_FUNCTIONS:
         stack.enter_context(_patched_clip(name))
-    stack.enter_context(_patched_showwarning())
+    stack.enter_context(hearing(_hear))
     return stack
 
 
@@ -208,28 +195,10 @@ def _patched_clip(name: str) -> Iterator[None]:
             cell.cell_contents = original
 
 
-@contextmanager
-def _patched_showwarning() -> Iterator[None]:
-    original = warnings.showwarning
-    # Python shows a warning once a line; entering this context makes it forget what it has shown, so that a second
-    # run in one process sees what the first one saw.
-    with warnings.catch_warnings():
-        pass
-
-    def showwarning(
-        message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None
-    ) -> None:
-        for watcher in _watchers:
-            if watcher.watches_thread():
-                watcher.warned(str(message), category, filename, lineno)
-        original(message, category, filename, lineno, file, line)
-
-    warnings.showwarning = showwarning
-    try:
-        yield
-    finally:
-        if warnings.showwarning is showwarning:
-            warnings.showwarning = original
+def _hear(message: str, category: type[Warning], filename: str, lineno: int) -> None:
+    for watcher in _watchers:
+        if watcher.watches_thread():
+            watcher.warned(message, category, filename, lineno)
 
 
 def _backward_begins(told: Sequence[Watcher], roots: Sequence[Any], accumulate: bool) -> None:
@@ -267,7 +236,7 @@ def _before_forward(module: torch.nn.Module, args: Any) -> None:
     if torch.compiler.is_compiling():  # a hook that writes would be traced into the compiled graph
         return
     for watcher in _forward_watchers:
-        watcher.forward_begins(module)
+        watcher.forward_begins(module, args)
 
 
 def _after_forward(module: torch.nn.Module, args: Any, output: Any) -> None:

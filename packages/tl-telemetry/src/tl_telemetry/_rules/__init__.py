@@ -13,6 +13,7 @@ Rule = Callable[[Evidence], Iterator[Finding]]
 
 RULES: tuple[Rule, ...] = (
     coverage.coverage,
+    coverage.unregistered,
     gradients.loss_not_connected,
     bounds.non_finite,
     gradients.zeroed_before_step,

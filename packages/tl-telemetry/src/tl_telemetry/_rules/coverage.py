@@ -72,6 +72,26 @@ def _without_gradient(run: Evidence, finding: Finding) -> Finding | None:
     )
 
 
+def unregistered(run: Evidence) -> Iterator[Finding]:
+    """See modules that run and get gradients inside of the model without being a part of it."""
+    tensors = run.tensors
+    found = [i for i in tensors.unregistered if i in run.filled and i not in run.held | run.moved]
+    if not found:
+        return
+    kinds = sorted({type(tensors.unregistered[i]).__name__ for i in found})
+    yield Finding(
+        rule="uncovered-parameter",
+        seen=f"{run.shown(found)} got gradients and are in no optimizer: these modules ({', '.join(kinds)}) ran inside "
+        "of the model, but are not registered in it, so that model.parameters() does not give their parameters",
+        cause="they are kept in a plain list, tuple or dict (or made in the forward pass): torch registers only modules "
+        "that are attributes, or in an nn.ModuleList, nn.ModuleDict or nn.Sequential",
+        fix="keep them in an nn.ModuleList or nn.ModuleDict, and build the optimizer afterwards; freeze them "
+        "(requires_grad_(False)) if they are not meant to train",
+        parameters=run.named(found),
+        evidence={"tensors": len(found)},
+    )
+
+
 def frozen_parameter(run: Evidence) -> Iterator[Finding]:
     """Note modules whose ``requires_grad`` was set as a plain attribute, which unfreezes nothing."""
     report = check_optimizer_coverage(run.setup.model, _optimizers(run), ignore=_escaped(run, run.ignored))
