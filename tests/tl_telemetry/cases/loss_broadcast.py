@@ -14,8 +14,8 @@ X = torch.randn(16, 6, generator=torch.Generator().manual_seed(3))
 Y = X @ torch.linspace(-1.0, 1.0, 6).unsqueeze(1)
 
 MESSAGE = """\
-[loss-broadcast] the loss at loss_broadcast.py:31 compares an input of size (16, 1) with a target of size (16,) (step \
-0; torch warns of a line once): they are broadcast to (16, 16), and 256 pairs are compared instead of 16
+[loss-broadcast] the loss at loss_broadcast.py:31 compares an input of size (16, 1) with a target of size (16,) \
+(first in step 0): they are broadcast to (16, 16), and 256 pairs are compared instead of 16
   cause: the shapes differ, and are stretched to a common one instead of being compared element by element
   fix: give both the same shape: target.unsqueeze(-1), or prediction.squeeze(-1)"""
 

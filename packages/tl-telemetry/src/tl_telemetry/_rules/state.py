@@ -156,20 +156,21 @@ def graph_kept_alive(run: Evidence) -> Iterator[Finding]:
 
 def loss_broadcast(run: Evidence) -> Iterator[Finding]:
     """See losses of which torch warned that input and target have different shapes."""
-    hits = [(record, event, m) for record, event in run.warnings if (m := BROADCAST.search(event.message))]
-    if not hits:
-        return
-    record, event, match = hits[0]
-    yield Finding(
-        rule="loss-broadcast",
-        seen=f"the loss at {event.site} compares an input of size {_size(match[2])} with a target of size "
-        f"{_size(match[1])} "
-        f"({at([record.step])}; torch warns of a line once){_broadcast_to(match[2], match[1])}",
-        cause="the shapes differ, and are stretched to a common one instead of being compared element by element",
-        fix=_same_shape(match[2], match[1]),
-        steps=telling([record.step]),
-        evidence={"input_size": _size(match[2]), "target_size": _size(match[1])},
-    )
+    lines: dict[str, list[tuple[int, str, str]]] = {}
+    for record, event in run.warnings:
+        if match := BROADCAST.search(event.message):
+            lines.setdefault(event.site, []).append((record.step, match[2], match[1]))
+    for site, hits in lines.items():
+        step, given, target = hits[0]
+        yield Finding(
+            rule="loss-broadcast",
+            seen=f"the loss at {site} compares an input of size {_size(given)} with a target of size {_size(target)} "
+            f"(first in step {step}){_broadcast_to(given, target)}",
+            cause="the shapes differ, and are stretched to a common one instead of being compared element by element",
+            fix=_same_shape(given, target),
+            steps=telling(step for step, _, _ in hits),
+            evidence={"input_size": _size(given), "target_size": _size(target)},
+        )
 
 
 def torch_warning(run: Evidence) -> Iterator[Finding]:
