@@ -23,7 +23,7 @@ def loss_not_connected(run: Evidence) -> Iterator[Finding]:
     for site, passes in by_site.items():
         cut = [(record, event) for record, event in passes if not event.connected and not event.filled]
         # a loss made anew may stand for a batch that has none: not in half of the steps
-        if cut and len(cut) * 2 >= len(passes):
+        if len(cut) * 2 >= len(passes) and (len(cut) > 1 or len(run.backwards) == 1):
             yield _without_graph(site, cut, len(passes))
     yield from _elsewhere(run)
 

@@ -164,7 +164,7 @@ def _passes_an_update(run: Evidence, name: str, expected: int) -> str | None:
     taken = {len({n for p in event.portions for n in p.source if n > p.used}) for _, event in steps}
     indices = run.facts.recorder.steppers.indices_of(run.setup.optimizers[name])
     used = sum(not indices.isdisjoint(event.filled) for _, event in run.backwards.values())
-    if len(taken) != 1 or not expected or used % expected:
+    if len(taken) != 1 or not expected or not used or used % expected:
         return None
     return (
         f"each update of {name!r} took the gradients of {several(taken.pop(), 'backward pass')}; {expected} updates of "
