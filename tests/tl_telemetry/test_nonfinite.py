@@ -83,6 +83,10 @@ CAUSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
         f"nll_loss_forward at {{line}} turned finite values into NaN {FIRST}: no target is left to average over, "
         "all are ignore_index",
     ),
+    "a mask times -inf": (
+        lambda made, y: (made + (made > 0) * -torch.inf).softmax(0).mean(),
+        f"mul at {{line}} turned finite values into NaN {FIRST}: one of its arguments is the number NaN or Inf",
+    ),
     "mean of nothing": (
         lambda made, y: made[:0].mean(),
         f"mean at {{line}} turned finite values into NaN {FIRST}: it had no element to work with",
@@ -142,6 +146,32 @@ def test_float16_is_told_from_float32() -> None:
     found = finding(lambda made, y: (made * 60000.0 * 60000.0).mean(), dtype=torch.float16)
     assert ": the result is too large (float16 ends at 65504)" in found.cause
     assert found.fix == "compute this part in float32, or use bfloat16"
+
+
+def test_gradient_hook_is_named() -> None:
+    """A hook that spoils a gradient is named by its own line."""
+
+    def spoil(grad: Tensor) -> Tensor:
+        return grad / (grad - grad)
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 1)
+        model.bias.register_hook(spoil)
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+
+    def step(setup: TrainingSetup, batch: Any) -> Tensor:
+        setup.optimizer.zero_grad()
+        loss = mse(setup.model(batch[0]), batch[1])
+        loss.backward()
+        setup.optimizer.step()
+        return loss
+
+    (found,) = run_training(make_setup, (X, Y), step, steps=4).check().findings
+    line = spoil.__code__.co_firstlineno + 1
+    assert found.cause == (
+        f"div at test_nonfinite.py:{line} (a gradient hook) turned finite values into Inf in step 0, before anything else "
+        "did: a division by 0, or by almost 0"
+    )
 
 
 def test_weights_that_begin_as_nan_are_named() -> None:

@@ -33,6 +33,7 @@ class Made:
         nan: whether its output holds NaN (else only infinities).
         dtype: its output's dtype.
         empty: whether it had no element to work with.
+        given: whether one of its arguments was a number that is NaN or Inf.
     """
 
     operation: str
@@ -41,6 +42,7 @@ class Made:
     nan: bool
     dtype: torch.dtype
     empty: bool
+    given: bool
 
     def __str__(self) -> str:
         if self.backward:
@@ -102,20 +104,21 @@ class _FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
         backward = torch._C._current_autograd_node() is not None
         if _INNOCENT.search(func._schema.name) or (backward in self.made and backward in self.turned):
             return func(*args, **kwargs)
-        if any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in _pytree.tree_leaves((args, kwargs))):
-            return func(*args, **kwargs)  # the person's own NaN or Inf
         inputs = list(_floating((args, kwargs)))
         had_nan = any(map(_has_nan, inputs))
         finite = not had_nan and all(map(_is_finite, inputs))
         empty = any(tensor.numel() == 0 for tensor in inputs)
+        given = any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in _pytree.tree_leaves((args, kwargs)))
         output = func(*args, **kwargs)
         if had_nan:
             return output
         for tensor in _floating(output):
-            if finite and backward not in self.made and not _is_finite(tensor):
-                self.made[backward] = _describe(func, tensor, empty)
+            # an Inf that was written into a forward pass is there on purpose, unless it makes NaN
+            meant = given and not backward and not _has_nan(tensor)
+            if finite and backward not in self.made and not _is_finite(tensor) and not meant:
+                self.made[backward] = _describe(func, tensor, empty=empty, given=given)
             if not finite and backward not in self.turned and _has_nan(tensor):
-                self.turned[backward] = _describe(func, tensor, empty)
+                self.turned[backward] = _describe(func, tensor, empty=empty, given=given)
         return output
 
 
@@ -148,12 +151,15 @@ def _nan_in(batch: Any) -> str:
     return ""
 
 
-def _describe(func: Any, output: Tensor, empty: bool) -> Made:
+def _describe(func: Any, output: Tensor, *, empty: bool, given: bool) -> Made:
     nan = _has_nan(output)
     node = torch._C._current_autograd_node()
+    name = func._schema.name.split("::")[-1].rstrip("_")
     if node is None:
-        name = func._schema.name.split("::")[-1].rstrip("_")
-        return Made(name, calling_site(), False, nan, output.dtype, empty)
+        return Made(name, calling_site(), False, nan, output.dtype, empty, given)
+    if "AccumulateGrad" in node.name():  # a leaf: its gradient is added up, or passes through hooks
+        what = "the accumulation of gradients" if name == "add" else f"{name} at {calling_site()} (a gradient hook)"
+        return Made(what, "", True, nan, output.dtype, empty, given)
     metadata: Any = node.metadata
     lines = "".join(metadata.get("traceback_", []))
     sites = [
@@ -161,4 +167,4 @@ def _describe(func: Any, output: Tensor, empty: bool) -> Made:
         for filename, lineno in re.findall(r'File "(.+?)", line (\d+)', lines)
         if not in_torch(filename) and not in_this_package(filename)
     ]
-    return Made(node.name(), sites[-1] if sites else "", True, nan, output.dtype, empty)
+    return Made(node.name(), sites[-1] if sites else "", True, nan, output.dtype, empty, given)

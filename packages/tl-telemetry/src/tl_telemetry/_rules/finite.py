@@ -210,6 +210,11 @@ def _made_of(made: Made, step: int) -> str:
 
 def _reason(made: Made) -> tuple[str, str]:
     """Return (what makes this operation do so, what to do about it)."""
+    if made.given:
+        return (
+            ": one of its arguments is the number NaN or Inf",
+            "mask with torch.where or masked_fill (0 * inf is NaN)",
+        )
     if made.empty:
         return ": it had no element to work with", "skip what is empty, or divide by a count of at least 1"
     for pattern, kind, reason, fix in _REASONS:
