@@ -169,7 +169,8 @@ def test_gradient_hook_is_named() -> None:
     (found,) = run_training(make_setup, (X, Y), step, steps=4).check().findings
     line = spoil.__code__.co_firstlineno + 1
     assert found.cause == (
-        f"div at test_nonfinite.py:{line} (a gradient hook) turned finite values into Inf in step 0, before anything else "
+        f"div at test_nonfinite.py:{line} (a gradient hook) turned finite values into Inf in step 0, before "
+        "anything else "
         "did: a division by 0, or by almost 0"
     )
 
