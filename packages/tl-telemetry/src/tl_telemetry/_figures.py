@@ -111,8 +111,9 @@ def _stack(values: list[Tensor]) -> Tensor:
     try:
         return torch.stack(values)
     except RuntimeError:
-        # figures of several devices (a model spread over them) meet on the first one
-        device = values[0].device
+        # Figures of several devices (a model spread over them, a learning rate on the CPU) meet on an accelerator: a
+        # non-blocking copy the other way would be read before it has arrived.
+        device = next((value.device for value in values if value.device.type != "cpu"), values[0].device)
         return torch.stack([value.to(device, non_blocking=True) for value in values])
 
 
