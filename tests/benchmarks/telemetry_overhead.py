@@ -125,11 +125,11 @@ class Case:
 
 
 CASES = [
-    Case("transformer, 1.5M, 77 tensors", "cpu", small_transformer, language_loss),
-    Case("the same, clipped", "cpu", small_transformer, language_loss, max_grad_norm=1.0),
+    Case("transformer, 1.5M parameters, 77 tensors", "cpu", small_transformer, language_loss),
+    Case("transformer, clipped", "cpu", small_transformer, language_loss, max_grad_norm=1.0),
     Case("30 tensors", "cpu", thirty_tensors, class_loss),
     Case("30 tensors, clipped", "cpu", thirty_tensors, class_loss, max_grad_norm=1.0),
-    Case("GPT, 163M, bf16", "cuda", large_gpt, language_loss),
+    Case("GPT, 163M parameters, bf16", "cuda", large_gpt, language_loss),
     Case("tiny GPT, 29 tensors, bf16", "cuda", tiny_gpt, language_loss),
 ]
 
