@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tl_core import Finding
-from tl_telemetry._events import SchedulerStep
+from tl_telemetry._events import Backward, SchedulerStep
 from tl_telemetry._evidence import Evidence, at, several, telling
 from tl_telemetry._record import StepRecord
 
@@ -31,7 +31,9 @@ def scheduler_before_optimizer(run: Evidence) -> Iterator[Finding]:
         # steps in which nothing is updated (micro-batches of an accumulation) say nothing of the order
         updating = {record.step for record, _ in steps}
         early = [(r, event) for r, event in own if order[id(event)] < order[id(first)] and r.step in updating]
-        if len(early) != 1:  # several before the first update: it counts micro-batches, scheduler-too-often's business
+        # several before the first update, or one between its backward passes: it counts micro-batches, which is
+        # scheduler-too-often's business
+        if len(early) != 1 or _between_passes(early[0][0], early[0][1]):
             continue
         count = early[0][1].count
         record, _ = early[0]
@@ -46,6 +48,12 @@ def scheduler_before_optimizer(run: Evidence) -> Iterator[Finding]:
             steps=telling([record.step, steps[0][0].step]),
             evidence={"steps_before": count},
         )
+
+
+def _between_passes(record: StepRecord, event: SchedulerStep) -> bool:
+    """Tell whether backward passes ran before and after a scheduler's step in its record (which may be an update's)."""
+    place = record.events.index(event)
+    return all(any(isinstance(e, Backward) for e in part) for part in (record.events[:place], record.events[place:]))
 
 
 def scheduler_never_stepped(run: Evidence) -> Iterator[Finding]:
