@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import contextlib
+import random
 import traceback
 import warnings
 
+import numpy
 import pytest
 import torch
+import torch._dynamo  # imports sympy, which adds a warning filter of its own
 from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.nn.utils import clip_grad
@@ -44,7 +48,8 @@ def moving_parts():
         nn_module._global_parameter_registration_hooks,
         nn_module._global_module_registration_hooks,
     ]
-    return [torch.autograd._engine_run_backward, warnings.showwarning, *cells, *(tuple(h.values()) for h in hooks)]
+    functions = [torch.autograd._engine_run_backward, warnings.showwarning, *cells]
+    return [*functions, *(tuple(hook.values()) for hook in hooks), tuple(warnings.filters)]
 
 
 @pytest.fixture(autouse=True)
@@ -267,3 +272,54 @@ def test_a_step_that_raised_and_was_caught_does_not_blind_the_observer():
                 except MemoryError:
                     step.loss = 0.0
     assert [record.optimizer_steps["optimizer"] for record in run.records] == [1, 0, 1, 1]
+
+
+def streams():
+    return [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_run_leaves_the_random_streams_where_they_were(broken):
+    """run_training seeds for itself, and puts python's, numpy's and torch's streams back, also when it raises."""
+
+    def step(setup, batch):
+        torch.rand(3), random.random(), numpy.random.rand()
+        if broken:
+            raise ZeroDivisionError
+        return train(setup)
+
+    before = streams()
+    with pytest.raises(ZeroDivisionError) if broken else contextlib.nullcontext():
+        run_training(make_setup, torch.ones(2, 3), step, steps=2)
+    assert streams() == before
+
+
+def test_the_seed_decides_the_run():
+    """Two runs with one seed are the same bit for bit, and another seed makes another run."""
+
+    def run(seed):
+        return run_training(make_setup, torch.ones(2, 3), lambda setup, batch: train(setup), steps=3, seed=seed).losses
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_modes_inside_of_a_step_are_the_persons():
+    """Grad mode, inference mode, autocast and default dtype are the same inside of a watched step and its hooks."""
+    setup = make_setup()
+    modes = []
+
+    def look(*args):
+        modes.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")))
+
+    setup.model.register_forward_hook(look)
+    setup.model.weight.register_hook(look)
+    setup.optimizer.register_step_pre_hook(look)
+    setup.optimizer.register_step_post_hook(look)
+    train(setup)
+    with observe(setup) as run, run.step():
+        look()
+        train(setup)
+        look()
+    assert modes[5:-1] == modes[:4]
+    assert modes[4] == modes[-1] == (True, False, False)
