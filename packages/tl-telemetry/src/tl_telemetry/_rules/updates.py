@@ -14,6 +14,8 @@ from tl_telemetry._updates import COUNTS
 ROUNDED_AWAY = 0.9
 # From this share on of what independent changes would add up to, elements change in turns instead of the same ones.
 ADDS_UP = 0.4
+# A few elements that are almost 0 follow any update; they do not show that the others will.
+LEAST_MOVED = 0.02
 # What optimizers call the means by which small updates are not lost (torchao, optimi, AnyPrecisionAdamW, apex).
 COMPENSATION = ("stochastic", "kahan", "compensat", "master", "fp32")
 
@@ -149,7 +151,7 @@ def _adds_up(since_first: dict[int, tuple[float, float]], changed: float, update
     if not graded:
         return False
     moved = 1.0 - still / graded
-    return moved > max(2.2 * changed, ADDS_UP * (1.0 - (1.0 - changed) ** updates))
+    return moved > max(LEAST_MOVED, 2.2 * changed, ADDS_UP * (1.0 - (1.0 - changed) ** updates))
 
 
 def _compensates(run: Evidence, name: str) -> bool:
