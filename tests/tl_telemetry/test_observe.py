@@ -196,6 +196,7 @@ def test_an_optimizer_that_is_built_during_the_run_is_named():
         {"optimizer": 1},
     ]
     assert run.records[2].lrs == {"optimizer": (0.2,)}
+    assert run.summary().splitlines()[0] == "3 steps, updates: optimizer 2, Adam that is not in the setup 1"
 
 
 def test_optimizers_that_have_nothing_to_do_with_the_setup_are_let_go():

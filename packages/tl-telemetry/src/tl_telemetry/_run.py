@@ -117,7 +117,9 @@ class TrainingRun:
     def summary(self) -> str:
         """Return the run in a few lines: steps, losses, updates, what data was taken for, what watching cost."""
         count = len(self.records)
-        updates = ", ".join(f"{name} {self._num_updates(name)}" for name in self.setup.optimizers)
+        # the loop may have taken optimizers out of the setup, or stepped others
+        names = dict.fromkeys([*self.setup.optimizers, *(n for record in self.records for n in record.optimizer_steps)])
+        updates = ", ".join(f"{name} {self._num_updates(name)}" for name in names)
         losses = f", loss {self.initial:.4g} to {self.final:.4g}" if self.losses else ""
         lines = [f"{count} step{'' if count == 1 else 's'}{losses}, updates: {updates or 'none'}"]
         if self.facts.data_form:
