@@ -50,4 +50,5 @@ class Call:
     frame: FrameType | None
     records: bool  # False inside of another one's step, as a wrapper or a subclass calls it: that one's update
     seen: Seen | None = None
+    evaluations: int = 0  # of closures, over its life, when the call began
     copied: Copied | None = None

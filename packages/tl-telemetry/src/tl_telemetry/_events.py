@@ -86,6 +86,7 @@ class OptimizerStep:
     portions: tuple[Portion, ...]
     lost: tuple[int, ...]  # parameters whose fresh gradient was cleared or edited after its backward pass
     closure: bool
+    evaluations: int  # how often its closure was evaluated, where the optimizer counts that (LBFGS); else 0
     in_backward: bool
 
 

@@ -233,6 +233,8 @@ class Recorder:
         self._forget_raised()
         inside = any(c.records and not c.stepper.index_set.isdisjoint(stepper.indices) for c in self._stepping)
         call = Call(stepper, calling_frame(), records=not inside)
+        if closure:
+            call.evaluations = stepper.num_evaluations()
         self._stepping.append(call)
         if stepper.follow_new(self.gradients):
             self._walk_needed = True
@@ -372,6 +374,7 @@ class Recorder:
             portions=seen.portions,
             lost=seen.lost,
             closure=closure,
+            evaluations=stepper.num_evaluations() - call.evaluations if closure else 0,
             in_backward=self._backward_depth > 0,
         )
 

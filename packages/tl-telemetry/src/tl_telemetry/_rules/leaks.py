@@ -30,6 +30,7 @@ def missing_zero_grad(run: Evidence) -> Iterator[Finding]:
                 before = dict(zip(event.graded, record.norms_before_clip(event), strict=True))
                 example = (record.step, total(list(leftover.values())), total([before[i] for i in leftover]))
         if example is None or not recurs(len(hit), len(steps) - 1):
+            yield from _evaluations_added_up(run, name)
             continue
         step, left, whole = example
         parameters = [i for _, event in steps for i in event.graded]
@@ -59,6 +60,38 @@ def missing_zero_grad(run: Evidence) -> Iterator[Finding]:
             parameters=run.named(held),
             evidence={"updates": len(steps), "with_leftover": len(hit), "leftover_norm": left, "norm": whole},
         )
+
+
+def _evaluations_added_up(run: Evidence, name: str) -> Iterator[Finding]:
+    """See a step's gradients hold several evaluations of its closure, where the optimizer counts them."""
+    steps = run.steps_by_optimizer[name]
+    hit: list[int] = []
+    most: tuple[int, int] = (0, 0)
+    held: set[int] = set()
+    for record, event in steps:
+        if event.evaluations < 2:
+            continue
+        inside = [e for e in record.events if isinstance(e, Backward) and e.in_step == name]
+        for portion in event.portions:
+            passes = sum(backward.in_step == name for backward in _passes(run, portion))
+            # a closure may well run several backward passes: those of one evaluation
+            if passes * event.evaluations > len(inside) and run.norm_at(event, portion.parameters) > 0.0:
+                hit.append(record.step)
+                held.update(portion.parameters)
+                most = max(most, (passes, event.evaluations))
+    if not hit or not recurs(len(set(hit)), len(steps)):
+        return
+    yield Finding(
+        rule="missing-zero-grad",
+        seen=f"the gradients of {run.shown(held)} that {name!r} stepped with held more than its closure's last "
+        f"evaluation ({len(set(hit))} of {several(len(steps), 'update')}, {at(hit)}): up to "
+        f"{several(most[0], 'backward pass')}, with the closure evaluated {most[1]} times in the step",
+        cause="the closure does not clear the gradients: each evaluation adds to those before it",
+        fix="call zero_grad() in the closure, before backward()",
+        steps=telling(hit),
+        parameters=run.named(held),
+        evidence={"updates": len(steps), "added_up": len(set(hit)), "passes": most[0], "evaluations": most[1]},
+    )
 
 
 def backward_twice(run: Evidence) -> Iterator[Finding]:
