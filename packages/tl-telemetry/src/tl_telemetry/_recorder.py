@@ -394,7 +394,7 @@ class Recorder:
     def _loss_scale(self) -> Span | None:
         return self._copy(getattr(self.setup.scaler, "_scale", None))
 
-    def _scaler_stage(self, optimizer: torch.optim.Optimizer) -> str | None:
+    def _scaler_stage(self, optimizer: torch.optim.Optimizer | None) -> str | None:
         scaler = self.setup.scaler
         if scaler is None or not scaler.is_enabled():
             return None

@@ -134,8 +134,10 @@ def _optimizers(run: Evidence) -> dict[str, Any]:
     held = {id(optimizer) for optimizer in optimizers.values()}
     for stepper in run.facts.recorder.steppers:
         # one that steps under a setup optimizer's name is its inner or its replaced optimizer
-        if stepper.count and id(stepper.optimizer) not in held and stepper.name not in optimizers:
-            optimizers[stepper.name] = stepper.optimizer
+        optimizer = stepper.optimizer
+        if optimizer is None or not stepper.count or id(optimizer) in held or stepper.name in optimizers:
+            continue
+        optimizers[stepper.name] = optimizer
     return optimizers
 
 
