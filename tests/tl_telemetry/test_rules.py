@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ import pytest
 from tl_core import (
     Batches,
     CheckFailed,
+    Finding,
     NotJudged,
     Report,
     build_setup,
@@ -30,7 +32,11 @@ from tl_core import (
     standard_step,
 )
 from tl_telemetry import observe, run_training
+from tl_telemetry._evidence import Evidence
+from tl_telemetry._judge import judge
+from tl_telemetry._options import Options
 from tl_telemetry._rule_ids import NOTES, RULES
+from tl_telemetry._rules import RULES as RULE_FUNCTIONS
 
 CASES = Path(__file__).parent / "cases"
 DOCS = Path(__file__).parents[2] / "docs" / "rules.md"
@@ -65,7 +71,9 @@ def report_of(case: dict[str, Any]) -> Report:
         warnings.simplefilter("always")
         run = run_training(**arguments)
     if not callable(judge):
-        return run.check(**judge)
+        report = run.check(**judge)
+        assert_every_rule_looked(report)
+        return report
     try:
         judge(run)
     except (CheckFailed, NotJudged) as error:
@@ -91,7 +99,14 @@ def _observed(case: dict[str, Any]) -> Report:
             for index in range(steps):
                 setup.step_index = index
                 step(setup, batches.batch(index))
-    return run.check(**case.get("judge", {}))
+    report = run.check(**case.get("judge", {}))
+    assert_every_rule_looked(report)
+    return report
+
+
+def assert_every_rule_looked(report: Report) -> None:
+    """Demand that no rule raised: the verdict survives that, but here it is a mistake in the rule."""
+    assert [note.seen for note in report.notes if " could not look: " in note.seen] == []
 
 
 def assert_silent(report: Report, rule: str) -> None:
@@ -134,6 +149,23 @@ def test_correct_loops_without_steps_are_left_alone(rule: str) -> None:
     # what an assertion or an option demands of a run is counted in steps
     reports = {name: observed_report_of(case) for name, case in loops.items() if not case.get("judge")}
     assert {name: str(report) for name, report in reports.items() if report.findings} == {}
+
+
+def test_a_rule_that_raises_leaves_the_other_rules_their_verdict() -> None:
+    """What the other rules find stays; a note names the rule and its error, which these tests take for a failure."""
+
+    def broken(run: Evidence) -> Iterator[Finding]:
+        yield Finding("lr-zero", "seen before it raised", "", "")
+        raise KeyError("group")
+
+    case = LOADED["missing-zero-grad"].buggy()
+    case.pop("judge", None)
+    report = judge(Evidence(run_training(**case).facts, Options()), [broken, *RULE_FUNCTIONS])
+    assert [finding.rule for finding in report.findings] == ["lr-zero", "missing-zero-grad"]
+    (note,) = [note for note in report.notes if note.rule == "not-judged"]
+    assert note.seen == "the rule broken could not look: KeyError: 'group'"
+    with pytest.raises(AssertionError):
+        assert_every_rule_looked(report)
 
 
 def lacking(rule: str, cases: Path, docs: str) -> list[str]:

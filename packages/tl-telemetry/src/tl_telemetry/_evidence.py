@@ -32,6 +32,18 @@ class Evidence:
     def tensors(self) -> Tensors:
         return self.facts.tensors
 
+    def check_patterns(self) -> None:
+        """Raise the error of a pattern, in ``ignore=`` or ``frozen=``, that matches nothing."""
+        _ = self.ignored, self.asked_frozen
+
+    @cached_property
+    def asked_frozen(self) -> frozenset[str]:
+        """Names of the parameters and buffers that the person wants not to change."""
+        if not self.options.frozen:
+            return frozenset()
+        names = sorted(self.facts.start.names() | self.facts.end.names())
+        return frozenset(match_names(names, self.options.frozen, argument="frozen"))
+
     @cached_property
     def ignored(self) -> frozenset[int]:
         """Indices of the parameters that the person left out."""
@@ -145,7 +157,7 @@ class Evidence:
         return frozenset(fell)
 
     def last_users(self, event: OptimizerStep, indices: Iterable[int]) -> set[str]:
-        """Return the optimizers whose steps were the last ones before ``event`` to use gradients of these parameters."""
+        """Return the optimizers that were the last ones before ``event`` to use gradients of these parameters."""
         wanted, users = set(indices), set()
         for position in range(self.positions[id(event)] - 1, -1, -1):
             other = self.steps[position][1]

@@ -37,7 +37,8 @@ EXPLAINS = {
 def judge(run: Evidence, rules: Iterable[Callable[[Evidence], Iterator[Finding]]] = RULES) -> Report:
     """Apply the rules; what may be meant is a note, unless ``strict`` names its rule."""
     allow, strict = run.options.allow, run.options.strict
-    found = [finding for rule in rules for finding in rule(run) if finding.rule not in allow]
+    run.check_patterns()  # a wrong argument is an error of the caller; what a rule raises is one of the rule
+    found = [finding for rule in rules for finding in _look(rule, run) if finding.rule not in allow]
     present = {finding.rule for finding in found}
     hidden = {rule for cause in present for rule in EXPLAINS.get(cause, ())}
     found = [finding for finding in found if finding.rule not in hidden] + list(not_judged(run))
@@ -45,6 +46,23 @@ def judge(run: Evidence, rules: Iterable[Callable[[Evidence], Iterator[Finding]]
     notes = tuple(f for f in found if f.rule in NOTES and f.rule not in strict)
     judged = bool(run.steps or findings or run.overflows)
     return Report(CHECK, findings, notes, detail=detail(run.records, findings), judged=judged)
+
+
+def _look(rule: Callable[[Evidence], Iterator[Finding]], run: Evidence) -> list[Finding]:
+    """Apply a rule; one that raises must not take the others' verdict with it."""
+    found: list[Finding] = []
+    try:
+        found.extend(rule(run))
+    except Exception as error:  # noqa: BLE001 (whatever it is, the note tells it)
+        found.append(
+            Finding(
+                "not-judged",
+                f"the rule {rule.__name__} could not look: {type(error).__name__}: {error}",
+                "",
+                "report it: a rule should look at every loop, or say why it cannot",
+            )
+        )
+    return found
 
 
 def detail(records: Sequence[StepRecord], findings: tuple[Finding, ...]) -> str:
