@@ -75,7 +75,8 @@ class Stepper:
 
     def num_evaluations(self) -> int:
         """Return how often the optimizer evaluated closures so far; 0 where it does not count that (LBFGS does)."""
-        counts = (state.get("func_evals", 0) for state in self.optimizer.state.values() if isinstance(state, dict))
+        states = getattr(self.optimizer, "state", {}).values()
+        counts = (state.get("func_evals", 0) for state in states if isinstance(state, dict))
         return sum(count for count in counts if isinstance(count, int))
 
     def lrs(self, figures: Figures) -> tuple[float | Span, ...]:
