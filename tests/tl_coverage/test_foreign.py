@@ -8,7 +8,11 @@ from torch import nn
 
 from tl_coverage import check_optimizer_coverage
 
-COPY_FIX = "build the optimizer from the parameters of the model that is trained, after its last copy"
+COPY_FIX = (
+    "build the optimizer from the parameters of the model that is trained, after its last copy; if it is called with "
+    "these tensors on purpose, name its own parameters in ignore="
+)
+CALLED = "called with in place of its own parameters (torch.func.functional_call)"
 REPLACED_FIX = (
     "build the optimizer after the last change to the model, or add the new parameters with add_param_group()"
 )
@@ -33,8 +37,8 @@ def test_an_optimizer_of_another_copy_is_found(model, sgd):
         "[other-copy] the optimizer holds none of the model's 6 trainable parameters, but 6 other tensors, of which 6 "
         "have the shape of a missing parameter; in no optimizer: enc.* (2 tensors), norm.* (2 tensors), "
         "head.* (2 tensors)\n"
-        "  cause: the optimizer was built for another copy of the model (before a deepcopy, or before the model was "
-        "built or loaded again)\n"
+        "  cause: undecided: the optimizer was built for another copy of the model (before a deepcopy, or before the "
+        f"model was built or loaded again), or for tensors that the model is {CALLED}\n"
         f"  fix: {COPY_FIX}"
     )
 
@@ -44,7 +48,7 @@ def test_optimizers_of_another_copy_are_seen_together(model, sgd):
     optimizers = {name: sgd([p]) for name, p in model.head.named_parameters()}
     report = check_optimizer_coverage(copy.deepcopy(model).head, optimizers)
     assert rules(report) == (["other-copy"], [])
-    assert report.findings[0].cause.startswith("optimizers 'weight', 'bias' were built for another copy of the model")
+    assert report.findings[0].cause.startswith("undecided: optimizers 'weight', 'bias' were built for")
 
 
 def test_a_copy_of_one_part_is_found(sgd):
@@ -54,7 +58,8 @@ def test_a_copy_of_one_part_is_found(sgd):
     assert str(check_optimizer_coverage(model, optimizers).findings[0]) == (
         "[other-copy] optimizer 'gen' holds none of the model's own parameters, but 2 other tensors, of which 2 have "
         "the shape of a missing parameter; in no optimizer: gen.* (2 tensors)\n"
-        "  cause: optimizer 'gen' was built for another copy of this part of the model, or before it was replaced\n"
+        "  cause: undecided: optimizer 'gen' was built for another copy of this part of the model, before it was "
+        f"replaced, or for tensors that it is {CALLED}\n"
         f"  fix: {COPY_FIX}"
     )
 
@@ -226,6 +231,41 @@ def test_strangers_beside_missing_parameters_are_a_finding(model, sgd):
         "head.* (2 tensors) are in no optimizer\n"
         f"  cause: {UNDECIDED}\n"
         "  fix: build the optimizer from the finished model's parameters, plus those of what is trained beside it"
+    )
+
+
+def stacked(members):
+    params, _ = torch.func.stack_module_state(list(members))
+    return params.values()
+
+
+def test_tensors_that_the_model_may_be_called_with_leave_it_open(sgd):
+    """With nothing of the model's own in an optimizer, a functional call (here of an ensemble) is a candidate too."""
+    members = nn.ModuleList(nn.Linear(4, 1) for _ in range(3))
+    report = check_optimizer_coverage(members, sgd(stacked(members)))
+    assert rules(report) == (["uncovered-parameter", "foreign-tensor"], [])
+    assert str(report.findings[1]) == (
+        "[foreign-tensor] the optimizer holds 2 tensors that are no parameters of the model (shapes (3, 1, 4), (3, 1))"
+        ", while 0.* (2 tensors), 1.* (2 tensors), 2.* (2 tensors) are in no optimizer\n"
+        "  cause: undecided: what it holds belongs to something that is trained beside the model (a criterion with "
+        "parameters), to a part of the model that was replaced after the optimizer was built, or is what the model is "
+        f"{CALLED}\n"
+        "  fix: build the optimizer from the finished model's parameters, plus those of what is trained beside it"
+    )
+
+
+def test_a_template_whose_parameters_are_ignored_is_not_judged(sgd):
+    """Named in ignore=, the model's own parameters leave nothing to judge, and the note leaves their use open."""
+    members = nn.ModuleList(nn.Linear(4, 1) for _ in range(3))
+    report = check_optimizer_coverage(members, sgd(stacked(members)), ignore=["*"])
+    assert str(report) == (
+        "Optimizer coverage: could not judge\n\nNotes:\n"
+        "[foreign-tensor] the optimizer holds 2 tensors that are no parameters of the model "
+        "(shapes (3, 1, 4), (3, 1))\n"
+        "  cause: undecided: they belong to something that is trained beside the model, for example a criterion with "
+        f"parameters, or they are what the model is {CALLED}\n"
+        "  fix: nothing, if that is meant; a run shows whether gradients reach what it holds\n\n"
+        "[not-judged] all 6 parameters of the model are ignored: there is nothing that an optimizer has to update"
     )
 
 

@@ -1,51 +1,31 @@
 """Rules on optimizer tensors that are no parameters of the model: where do they come from?
 
-Nothing here guesses from one shape alone. Another copy is told by nearly all missing shapes being there, in optimizers
+Tensors in the memory of the model's parameters are told by their addresses (``_aliases``). For the rest nothing guesses
+from one shape alone. Another copy is told by nearly all missing shapes being there, in optimizers
 that hold nothing of the model's own; a replaced layer by a whole module missing and tensors in its place.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import torch
 
 from tl_core import Finding
-from tl_coverage._inventory import Entry, Inventory, as_code, count, shape_of, shapes_text, verb
+from tl_coverage._aliases import explain_by_memory
+from tl_coverage._explained import CALLED_WITH, Explained
+from tl_coverage._inventory import Entry, Inventory, as_code, count, parametrized_weight, shape_of, shapes_text, verb
 
 COPY_SHARE = 0.8  # the share of the missing parameters' shapes that another copy has
 HALF_PRECISION = (torch.float16, torch.bfloat16)
-
-
-@dataclass
-class Explained:
-    """Hold the missing parameters that foreign tensors account for."""
-
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)
-    claimed: set[int] = field(default_factory=set)
-
-    def claim(self, names: Iterable[str], entries: Iterable[Entry]) -> None:
-        """Settle missing parameters and the tensors that stand for them."""
-        self.names.update(names)
-        self.claimed.update(id(entry.tensor) for entry in entries)
-
-    def open_entries(self, inventory: Inventory) -> list[Entry]:
-        """List the foreign tensors that are not claimed."""
-        return [entry for entry in inventory.foreign if id(entry.tensor) not in self.claimed]
-
-    def open_names(self, inventory: Inventory) -> list[str]:
-        """List the missing parameters that are not settled."""
-        return [name for name in inventory.missing if name not in self.names]
 
 
 def explain_missing(inventory: Inventory) -> Explained:
     """Find what optimizers hold in place of the parameters that they miss."""
     explained = Explained()
     if inventory.missing and inventory.foreign:
+        explain_by_memory(inventory, explained)
         _master_weights(inventory, explained)
         _other_copy(inventory, explained)
         _parametrized(inventory, explained)
@@ -70,16 +50,22 @@ def _foreign_finding(inventory: Inventory, explained: Explained, optimizer: str,
         f"{verb(len(entries), 'is no parameter', 'are no parameters')} of the model "
         f"({called}{shapes_text(entry.tensor for entry in entries)})"
     )
+    beside = "something that is trained beside the model"
+    # A model that is called with other tensors has none of its own parameters in an optimizer.
+    is_called = not inventory.covered_ids
     if missing:
         seen += f", while {inventory.group(missing)} {verb(len(missing), 'is', 'are')} in no optimizer"
-        cause = (
-            "undecided: what it holds belongs to something that is trained beside the model (a criterion with "
-            "parameters), or to a part of the model that was replaced after the optimizer was built"
-        )
+        cause = f"undecided: what it holds belongs to {beside} (a criterion with parameters)"
+        replaced = "to a part of the model that was replaced after the optimizer was built"
+        cause += f", {replaced}, or is what the model is called with {CALLED_WITH}" if is_called else f", or {replaced}"
         fix = "build the optimizer from the finished model's parameters, plus those of what is trained beside it"
     else:
-        belongs = verb(len(entries), "it belongs", "they belong")
-        cause = f"{belongs} to something that is trained beside the model, for example a criterion with parameters"
+        cause = (
+            f"{verb(len(entries), 'it belongs', 'they belong')} to {beside}, for example a criterion with parameters"
+        )
+        if is_called:
+            it = verb(len(entries), "it is", "they are")
+            cause = f"undecided: {cause}, or {it} what the model is called with {CALLED_WITH}"
         fix = "nothing, if that is meant; a run shows whether gradients reach what it holds"
     return Finding(
         "foreign-tensor",
@@ -159,20 +145,21 @@ def _other_copy(inventory: Inventory, explained: Explained) -> None:
             copies.append(entry)
     optimizers = list(dict.fromkeys(entry.optimizer for entry in copies))
     holds, what = verb(len(optimizers), "holds", "hold"), inventory.group(missing)
+    labels, were = inventory.labels(optimizers), verb(len(optimizers), "was", "were")
+    fix = "build the optimizer from the parameters of the model that is trained, after its last copy"
+    # Shapes do not tell a copy's parameters from tensors that the model is called with, so both stay open.
     if whole:
-        seen = (
-            f"{inventory.labels(optimizers)} {holds} none of the model's {count(len(missing), 'trainable parameter')}"
-        )
+        seen = f"{labels} {holds} none of the model's {count(len(missing), 'trainable parameter')}"
         cause = (
-            f"{inventory.labels(optimizers)} {verb(len(optimizers), 'was', 'were')} built for another copy of the model"
+            f"undecided: {labels} {were} built for another copy of the model (before a deepcopy, or before the model "
+            f"was built or loaded again), or for tensors that the model is called with {CALLED_WITH}"
         )
-        cause += " (before a deepcopy, or before the model was built or loaded again)"
     else:
-        seen = f"{inventory.labels(optimizers)} {holds} none of the model's own parameters"
+        seen = f"{labels} {holds} none of the model's own parameters"
         cause = (
-            f"{inventory.labels(optimizers)} {verb(len(optimizers), 'was', 'were')} built for another copy of this part"
+            f"undecided: {labels} {were} built for another copy of this part of the model, before it was replaced, or "
+            f"for tensors that it is called with {CALLED_WITH}"
         )
-        cause += " of the model, or before it was replaced"
     explained.claim(missing, copies)
     explained.findings.append(
         Finding(
@@ -180,7 +167,7 @@ def _other_copy(inventory: Inventory, explained: Explained) -> None:
             f"{seen}, but {count(len(copies), 'other tensor')}, of which {len(names)} "
             f"{verb(len(names), 'has', 'have')} the shape of a missing parameter; in no optimizer: {what}",
             cause,
-            "build the optimizer from the parameters of the model that is trained, after its last copy",
+            f"{fix}; if it is called with these tensors on purpose, name its own parameters in ignore=",
             parameters=tuple(missing),
             evidence={"num_missing": len(missing), "num_same_shape": len(names), "optimizers": tuple(optimizers)},
         )
@@ -191,7 +178,7 @@ def _parametrized(inventory: Inventory, explained: Explained) -> None:
     """Recognise weights that weight_norm or a parametrization replaced after the optimizer was built."""
     groups: dict[str, list[str]] = {}
     for name in explained.open_names(inventory):
-        weight = _parametrized_weight(name, inventory.named)
+        weight = parametrized_weight(name, inventory.named)
         if weight is not None:
             groups.setdefault(weight, []).append(name)
     for weight, names in groups.items():
@@ -214,19 +201,6 @@ def _parametrized(inventory: Inventory, explained: Explained) -> None:
                 evidence={"weight": weight, "shape_held": shape_of(old.tensor)},
             )
         )
-
-
-def _parametrized_weight(name: str, named: dict[str, torch.nn.Parameter]) -> str | None:
-    """Return the weight that a parametrization's parameter stands for."""
-    module, marker, rest = name.rpartition(".parametrizations.")
-    if marker or name.startswith("parametrizations."):
-        rest = rest if marker else name.removeprefix("parametrizations.")
-        attribute, _, original = rest.partition(".")
-        return f"{module}.{attribute}".lstrip(".") if original.startswith("original") else None
-    for ending, twin in (("_g", "_v"), ("_v", "_g")):  # torch.nn.utils.weight_norm, the older one
-        if name.endswith(ending) and name.removesuffix(ending) + twin in named:
-            return name.removesuffix(ending)
-    return None
 
 
 def _replaced_layers(inventory: Inventory, explained: Explained) -> None:

@@ -112,6 +112,19 @@ def as_code(name: str) -> str:
     return "model" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split(".") if part)
 
 
+def parametrized_weight(name: str, named: dict[str, nn.Parameter]) -> str | None:
+    """Return the weight that a parametrization's parameter stands for."""
+    module, marker, rest = name.rpartition(".parametrizations.")
+    if marker or name.startswith("parametrizations."):
+        rest = rest if marker else name.removeprefix("parametrizations.")
+        attribute, _, original = rest.partition(".")
+        return f"{module}.{attribute}".lstrip(".") if original.startswith("original") else None
+    for ending, twin in (("_g", "_v"), ("_v", "_g")):  # torch.nn.utils.weight_norm, the older one
+        if name.endswith(ending) and name.removesuffix(ending) + twin in named:
+            return name.removesuffix(ending)
+    return None
+
+
 def shape_of(tensor: torch.Tensor) -> Shape:
     """Return a tensor's shape; None for a lazy parameter before its first forward pass."""
     return None if nn.parameter.is_lazy(tensor) else tuple(tensor.shape)
