@@ -19,6 +19,15 @@ _device = attrgetter("device")
 _layout = attrgetter("layout")
 
 
+def common_dtype(tensors: list[Tensor]) -> torch.dtype | None:
+    """Return the dtype of real tensors that share it, on one device; None for others."""
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    if len(kinds) != 1:
+        return None
+    dtype, _ = kinds.pop()
+    return None if dtype.is_complex else dtype
+
+
 class Row:
     """The figures of one step: float32 (or float64) of shape (num_figures,), on the device until it is read."""
 
@@ -117,25 +126,34 @@ def _stack(values: list[Tensor]) -> Tensor:
         return torch.stack([value.to(device, non_blocking=True) for value in values])
 
 
-def norms(tensors: list[Tensor]) -> list[Tensor]:
+def norms(tensors: list[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
     """Return the L2 norm of each tensor as a 0-dim tensor on its device, float32 (float64 for double precision).
 
     Sparse tensors are coalesced first, complex ones seen as pairs of reals. Non-finite elements give a non-finite norm.
     Call it under ``no_grad``.
+
+    Args:
+        tensors: of any layout, dtype and device.
+        dtype: what they most likely all are, on one device, so that it is not asked of each; None if unknown.
     """
     if not tensors:
         return []
+    if dtype is not None and tensors[0].dtype is dtype:
+        try:
+            return _norms_alike(tensors, dtype)
+        except RuntimeError:  # sparse ones among them
+            pass
     if len(set(map(_device, tensors))) == 1 and set(map(_layout, tensors)) == {torch.strided}:
         dtypes = set(map(_dtype, tensors))
-        if len(dtypes) == 1 and not (dtype := dtypes.pop()).is_complex:
-            return _norms_alike(tensors, dtype)
+        if len(dtypes) == 1 and not (only := dtypes.pop()).is_complex:
+            return _norms_alike(tensors, only)
     plain = [_dense(tensor) for tensor in tensors]
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for index, tensor in enumerate(plain):
         groups.setdefault((tensor.dtype, tensor.device), []).append(index)
     result: list[Tensor] = [plain[0]] * len(plain)
-    for (dtype, _), indices in groups.items():
-        for index, norm in zip(indices, _norms_alike([plain[i] for i in indices], dtype), strict=True):
+    for (own, _), indices in groups.items():
+        for index, norm in zip(indices, _norms_alike([plain[i] for i in indices], own), strict=True):
             result[index] = norm
     return result
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter, eq
 
+import torch
 from torch import Tensor
 
 from ._events import BY_HAND, Portion, Source
+from ._figures import common_dtype
 from ._history import History
 
 # How many gradients stand for all of them where a glance will do: at the end of a step, and of an optimizer's own.
@@ -39,6 +41,7 @@ class Gradients:
         self._histories: list[History] = []
         self._ids: list[int] = []
         self._versions: list[int] = []
+        self._dtypes: dict[tuple[int, ...], torch.dtype | None] = {}
         self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def follow(self, tensors: Iterable[Tensor]) -> None:
@@ -70,6 +73,12 @@ class Gradients:
             return list(map(_grad, self.tensors))
         tensors = self.tensors
         return [grad for i in indices if (grad := tensors[i].grad) is not None]
+
+    def dtype(self, indices: tuple[int, ...]) -> torch.dtype | None:
+        """Return what the gradients of these parameters most likely all are: their parameters' dtype, if it is one."""
+        if indices not in self._dtypes:
+            self._dtypes[indices] = common_dtype([self.tensors[i] for i in indices])
+        return self._dtypes[indices]
 
     def kept(self, indices: tuple[int, ...]) -> tuple[int, ...]:
         """Return those whose gradient an update used, and nobody touched since."""

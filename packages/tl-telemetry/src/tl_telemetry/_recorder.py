@@ -324,7 +324,7 @@ class Recorder:
 
     def _norms(self, indices: tuple[int, ...]) -> Span:
         with torch.no_grad():
-            return self._figures.add(norms(self.gradients.grads(indices)))
+            return self._figures.add(norms(self.gradients.grads(indices), self.gradients.dtype(indices)))
 
     def _see(self, stepper: Stepper) -> Seen:
         """Read what the optimizer works with; before its step, or after a closure that made the gradients."""

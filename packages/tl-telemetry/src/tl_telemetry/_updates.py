@@ -9,7 +9,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from ._figures import norms
+from ._figures import common_dtype, norms
 
 # In float16 and bfloat16, elements are counted in the first updates and then in every 16th: the count reads each
 # element several times, and rounding does not change its nature from one update to the next.
@@ -46,6 +46,7 @@ class Copied:
     tensors: list[Tensor]
     copies: list[Tensor]
     specs: list[object]  # shape, dtype and device of each
+    dtype: torch.dtype | None  # their common one
     low_precision: bool  # whether some are
 
 
@@ -83,7 +84,9 @@ class Updates:
                     self._first[index] = _sample(tensor.detach()).clone()
             copies.append(copy)
         low_precision = any(tensor.dtype in LOW_PRECISION for tensor in tensors)
-        copied = self._copied[indices] = Copied(indices, tensors, copies, list(map(_spec, tensors)), low_precision)
+        copied = self._copied[indices] = Copied(
+            indices, tensors, copies, list(map(_spec, tensors)), common_dtype(tensors), low_precision
+        )
         return copied
 
     def after(self, copied: Copied, asked: tuple[int, ...], count: int) -> Moved:
@@ -97,7 +100,7 @@ class Updates:
             changes = [copied.copies[position[index]] for index in known]
         if known:
             torch._foreach_sub_(changes, tensors)
-        moved = Moved(norms(changes))
+        moved = Moved(norms(changes, copied.dtype))
         if len(known) < len(asked):
             by_index = dict(zip(known, moved.norms, strict=True))
             unknown = torch.full((), float("nan"))
