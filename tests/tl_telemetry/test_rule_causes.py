@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from tl_core import Report, TrainingSetup
@@ -372,3 +373,43 @@ def test_updates_by_hand_alone() -> None:
         "[not-judged] no optimizer stepped in 4 steps, while the loop moved all 2 parameters without one: what an "
         "update shows could not be judged"
     )
+
+
+def test_tensors_of_the_same_shapes_that_nothing_uses_are_no_stand_ins() -> None:
+    """Plain tensors in the optimizer explain the model's missing parameters only when they get the gradients."""
+
+    def make_setup():
+        model = nn.Linear(4, 1)
+        return model, sgd([p.detach().clone().requires_grad_() for p in model.parameters()])
+
+    (finding,) = report_of(make_setup, plain).findings
+    assert finding.rule == "other-copy"
+    assert finding.seen.endswith(
+        "in no optimizer: weight, bias; in this run gradients reached 2 of these, and nothing that the optimizer holds"
+    )
+
+
+def test_a_template_is_not_judged() -> None:
+    """A note says which parameters were only the template of a call with other tensors."""
+
+    def make_setup():
+        model = nn.Linear(4, 1)
+        used = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+        setup = TrainingSetup(model, sgd(used.values()))
+        setup.used = used
+        return setup
+
+    def step(setup, batch):
+        setup.optimizer.zero_grad()
+        loss = mse(functional_call(setup.model, setup.used, (batch[0],)), batch[1])
+        loss.backward()
+        setup.optimizer.step()
+        return loss
+
+    report = report_of(make_setup, step)
+    assert report.ok
+    assert [note.seen for note in report.notes] == [
+        "all 2 parameters got no gradient and are in no optimizer; tensors of the same shapes (or stacks "
+        "of these), which are no parameters, got one and were stepped: the model was called with these in place of its "
+        "own (torch.func.functional_call, vmap), which were only a template and were not judged"
+    ]

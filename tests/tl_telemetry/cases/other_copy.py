@@ -6,13 +6,15 @@ import copy
 
 import torch
 from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
 
 from tl_core import TrainingSetup
 
 MESSAGE = """\
 [other-copy] the optimizer holds none of the model's 4 trainable parameters, but 4 other tensors, of which 4 have the \
-shape of a missing parameter; in no optimizer: 0.* (2 tensors), 2.* (2 tensors)
-  cause: the optimizer was built for another copy of the model (before a deepcopy, or before the model was built or \
+shape of a missing parameter; in no optimizer: 0.* (2 tensors), 2.* (2 tensors); \
+in this run gradients reached 4 of these, and nothing that the optimizer holds
+  cause: the optimizer was built for another copy (before a deepcopy, or before the model or the part was built or \
 loaded again)
   fix: build the optimizer from the parameters of the model that is trained, after its last copy"""
 
@@ -76,9 +78,46 @@ def rebuilt_with_model(setup, batch):
     return loss
 
 
+def make_called_with():
+    """Train tensors that the model is called with in place of its own parameters."""
+    model = net()
+    used = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    setup = TrainingSetup(model, torch.optim.SGD(used.values(), lr=0.05))
+    setup.used = used
+    return setup
+
+
+def called_with(setup, batch):
+    setup.optimizer.zero_grad()
+    loss = nn.functional.mse_loss(functional_call(setup.model, setup.used, (batch[0],)), batch[1])
+    loss.backward()
+    setup.optimizer.step()
+    return loss
+
+
+def make_ensemble():
+    """Train the stacked parameters of three members at once."""
+    members = nn.ModuleList(net() for _ in range(3))
+    parameters, _ = stack_module_state(list(members))
+    setup = TrainingSetup(members, torch.optim.SGD(parameters.values(), lr=0.05))
+    setup.used, setup.base = parameters, copy.deepcopy(members[0]).to("meta")
+    return setup
+
+
+def ensemble(setup, batch):
+    setup.optimizer.zero_grad()
+    output = vmap(lambda parameters: functional_call(setup.base, parameters, (batch[0],)))(setup.used)
+    loss = (output - batch[1]).square().mean()
+    loss.backward()
+    setup.optimizer.step()
+    return loss
+
+
 def near_misses():
     rest = {"data": data, "steps": 6}
     return {
+        "called with other tensors": {"make_setup": make_called_with, "step": called_with, **rest},
+        "stacked ensemble": {"make_setup": make_ensemble, "step": ensemble, **rest},
         "weights averaged in a copy": {"make_setup": make_average, "step": averaged, **rest},
         "model and optimizer copied": {
             "make_setup": lambda: (lambda model: (model, torch.optim.SGD(model.parameters(), lr=0.05)))(net()),

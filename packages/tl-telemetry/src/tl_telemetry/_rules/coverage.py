@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import glob
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
+
+from torch import nn
 
 from tl_core import Finding
 from tl_coverage import check_optimizer_coverage
@@ -21,7 +24,8 @@ MOST_NAMED = 3
 
 def coverage(run: Evidence) -> Iterator[Finding]:
     """See what ``tl_coverage`` finds at the end of the run, with every optimizer that stepped."""
-    left_out = run.ignored | trained_otherwise(run) | run_without_gradient(run)
+    template = templates(run)
+    left_out = run.ignored | trained_otherwise(run) | run_without_gradient(run) | template
     report = check_optimizer_coverage(run.setup.model, _optimizers(run), ignore=_escaped(run, left_out))
     foreign = [seen for f in report.findings if f.rule == "foreign-tensor" and (seen := _without_gradient(run, f))]
     told = {name for finding in foreign for name in finding.parameters}  # each names what is missing too
@@ -30,8 +34,55 @@ def coverage(run: Evidence) -> Iterator[Finding]:
             continue
         if finding.rule == "uncovered-parameter" and told >= set(finding.parameters):
             continue
-        yield _since(run, finding)
+        yield _since(run, _decided(run, finding))
     yield from foreign
+    if template:
+        yield Finding(
+            "not-judged",
+            f"{run.shown(template)} got no gradient and are in no optimizer; tensors of the same shapes "
+            "(or stacks of these), which are no parameters, got one and were stepped: the model was called with these "
+            "in place of its own (torch.func.functional_call, vmap), which were only a template and were not judged",
+            "",
+            "",
+            parameters=run.named(template),
+        )
+
+
+def _decided(run: Evidence, finding: Finding) -> Finding:
+    """Give the cause of a copy in an optimizer, where gradients reached the model's own parameters and not the copy."""
+    if finding.rule != "other-copy":
+        return finding
+    names = set(finding.evidence["optimizers"])
+    held = {i for s in run.facts.recorder.steppers if s.name in names for i in s.indices}
+    own = set(run.tensors.names(run.filled)) & set(finding.parameters)
+    if not own or not held.isdisjoint(run.filled):
+        return finding
+    return replace(
+        finding,
+        seen=f"{finding.seen}; in this run gradients reached {len(own)} of these, and nothing that the optimizer holds",
+        cause="the optimizer was built for another copy (before a deepcopy, or before the model or the part was built "
+        "or loaded again)",
+        fix="build the optimizer from the parameters of the model that is trained, after its last copy",
+    )
+
+
+def templates(run: Evidence) -> frozenset[int]:
+    """Return the model's parameters that other tensors, which an optimizer steps, stood in for in every call.
+
+    Gradients tell: these tensors get them, and of the parameters that are in no optimizer none does.
+    """
+    missing = frozenset(i for i in run.trainable if i not in run.held)
+    if not missing or not missing.isdisjoint(run.filled | run.graded | run.moved):
+        return frozenset()
+    places: Counter[tuple[int, ...]] = Counter()
+    for i in run.graded:
+        entry = run.tensors.entries[i]
+        # the parameters of another copy of the model are Parameters; what functional_call is given mostly is not
+        if not entry.in_model and type(entry.tensor) is not nn.Parameter and entry.tensor.dim():
+            places[tuple(entry.tensor.shape)] += 1
+            places[tuple(entry.tensor.shape[1:])] += entry.tensor.shape[0]
+    wanted = Counter(tuple(run.tensors.entries[i].tensor.shape) for i in missing)
+    return missing if all(places[shape] >= count for shape, count in wanted.items()) else frozenset()
 
 
 def _since(run: Evidence, finding: Finding) -> Finding:
@@ -83,8 +134,8 @@ def unregistered(run: Evidence) -> Iterator[Finding]:
         rule="uncovered-parameter",
         seen=f"{run.shown(found)} got gradients and are in no optimizer: these modules ({', '.join(kinds)}) ran inside "
         "of the model, but are not registered in it, so that model.parameters() does not give their parameters",
-        cause="they are kept in a plain list, tuple or dict (or made in the forward pass): torch registers only modules "
-        "that are attributes, or in an nn.ModuleList, nn.ModuleDict or nn.Sequential",
+        cause="they are kept in a plain list, tuple or dict (or made in the forward pass): torch registers only "
+        "modules that are attributes, or in an nn.ModuleList, nn.ModuleDict or nn.Sequential",
         fix="keep them in an nn.ModuleList or nn.ModuleDict, and build the optimizer afterwards; freeze them "
         "(requires_grad_(False)) if they are not meant to train",
         parameters=run.named(found),
