@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tl_coverage import check_optimizer_coverage
 
@@ -102,15 +103,49 @@ def test_aliases_of_another_copy_are_no_aliases(model, sgd):
     assert rules(check_optimizer_coverage(model, optimizer)) == (["other-copy"], [])
 
 
-def test_aliases_beside_the_parameters_are_no_finding(model, sgd):
-    """With the Parameters themselves in an optimizer nothing is missing."""
-    optimizer = sgd([*model.parameters(), *model.state_dict().values()])
-    assert rules(check_optimizer_coverage(model, optimizer)) == ([], ["foreign-tensor"])
+@pytest.mark.parametrize("more", ["state_dict", "buffers"])
+def test_aliases_and_buffers_beside_the_parameters_are_a_note(sgd, more):
+    """With the Parameters themselves in an optimizer nothing is missing; what else it was given is named as such."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    extra = {"state_dict": list(model.state_dict().values()), "buffers": list(model.buffers())}[more]
+    shapes = {"state_dict": "(3, 4), (3,), (3,), (3,), (3,), (3,), and 1 more", "buffers": "(3,), (3,), ()"}[more]
+    report = check_optimizer_coverage(model, sgd([*model.parameters(), *extra]))
+    assert str(report) == (
+        "Optimizer coverage: passed, 1 note\n\nNotes:\n"
+        f"[foreign-tensor] the optimizer holds {len(extra)} tensors that are buffers or aliases of the model's own "
+        f"tensors, with requires_grad False and no gradient (shapes {shapes})\n"
+        "  cause: it was given more than parameters, as model.buffers() and model.state_dict() hold; an optimizer "
+        "leaves out what has no gradient\n"
+        "  fix: give it model.parameters() only"
+    )
 
 
-def test_aliases_without_memory_are_judged_by_shape(sgd):
-    """On the meta device there is no memory to compare: the candidates stay open."""
-    model = nn.Linear(4, 2, device="meta")
+def test_buffers_are_no_candidate_for_what_is_missing(sgd):
+    """Beside missing parameters, buffers in the optimizer stay a note, and so does a lone one."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    optimizers = {"main": sgd(model[0].parameters()), "buffer": sgd([model[1].running_mean])}
+    report = check_optimizer_coverage(model, optimizers)
+    assert rules(report) == (["uncovered-parameter"], ["foreign-tensor"])
+    assert report.notes[0].seen == (
+        "optimizer 'buffer' holds 1 tensor that is a buffer or an alias of the model's own tensors, with requires_grad "
+        "False and no gradient (shape (3,))"
+    )
+
+
+def meta():
+    return nn.Linear(4, 2, device="meta")
+
+
+def fake():
+    with FakeTensorMode():
+        return nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize("make", [meta, fake])
+def test_aliases_without_memory_are_judged_by_shape(sgd, make):
+    """Meta and fake tensors have no memory to compare: the candidates stay open, and nothing warns."""
+    model = make()
+    assert check_optimizer_coverage(model, sgd(model.parameters())).ok
     (finding,) = check_optimizer_coverage(model, sgd(list(model.state_dict().values()))).findings
     assert finding.rule == "other-copy"
     assert finding.cause.startswith("undecided: ")
@@ -224,6 +259,16 @@ def test_views_between_the_columns_of_what_is_held(sgd):
     assert rules(check_optimizer_coverage(model, sgd([around]))) == ([], ["not-judged"])
     (finding,) = check_optimizer_coverage(model, sgd([beside])).findings
     assert finding.rule == "other-copy"
+
+
+def test_views_too_large_to_mark_are_not_taken_for_flat_buffers(sgd, monkeypatch):
+    """Views are compared byte by byte up to a size; above it nothing is claimed."""
+    model = nn.Linear(16, 4, bias=False)
+    matrix = torch.zeros(4, 32)
+    model.weight.data = matrix[:, 16:]
+    optimizer = sgd([nn.Parameter(matrix[:, 8:].detach())])
+    monkeypatch.setattr("tl_coverage._spans.MAX_MARKED", 256)
+    assert rules(check_optimizer_coverage(model, optimizer)) == (["uncovered-parameter", "foreign-tensor"], [])
 
 
 def test_a_parameter_that_is_half_held_is_uncovered(sgd):

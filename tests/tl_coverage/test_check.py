@@ -23,6 +23,58 @@ def test_a_finding_is_raised_by_the_assertion(model, sgd):
     assert str(caught.value) == str(check_optimizer_coverage(model, optimizer))
 
 
+def test_the_report_is_carried_by_what_is_raised(model, sgd):
+    """CheckFailed and NotJudged are assertions that hold the report, so that a caller can look at the findings."""
+    with pytest.raises(AssertionError) as failed:
+        assert_optimizer_coverage(model, sgd(model.enc.parameters()))
+    assert [finding.rule for finding in failed.value.report.findings] == ["uncovered-parameter"]
+    with pytest.raises(AssertionError) as unjudged:
+        assert_optimizer_coverage(model, sgd(model.parameters()), ignore=["*"])
+    assert not unjudged.value.report.judged
+
+
+class Own:
+    """An optimizer that is none of torch's, with groups of parameters and no more."""
+
+    def __init__(self, parameters):
+        self.param_groups = [{"params": list(parameters)}]
+
+    def step(self):
+        """Move nothing."""
+
+    def zero_grad(self):
+        """Clear nothing."""
+
+
+def test_any_optimizer_with_groups_is_read(model):
+    """An optimizer needs no class of torch's; a tuple or generator of patterns will do."""
+    assert check_optimizer_coverage(model, Own(model.parameters()), no_decay=()).ok
+    report = check_optimizer_coverage(model, Own(model.enc.parameters()), ignore=(name for name in ["norm.*"]))
+    assert report.findings[0].parameters == ("head.weight", "head.bias")
+
+
+def test_optimizers_of_a_list_are_named_by_place(model, sgd):
+    """Those of a list are optimizer[0], optimizer[1], ... in every message."""
+    report = check_optimizer_coverage(model, [sgd(model.parameters()), sgd(model.head.parameters())])
+    assert report.findings[0].seen == (
+        "2 parameters are in 2 optimizers ('optimizer[0]', 'optimizer[1]'): head.* (2 tensors)"
+    )
+
+
+def test_the_most_telling_finding_comes_first(model):
+    """Where several rules speak, what is missing comes before what is listed twice and what decays."""
+    optimizer = torch.optim.AdamW([model.enc.weight, model.head.weight])
+    optimizer.param_groups[0]["params"].append(model.head.weight)
+    model.norm.requires_grad_(False)
+    report = check_optimizer_coverage(model, optimizer, allow_frozen=False, no_decay=["head.*"])
+    assert [finding.rule for finding in report.findings] == [
+        "uncovered-parameter",
+        "listed-twice",
+        "frozen-parameter",
+        "decayed-parameter",
+    ]
+
+
 def test_the_options_reach_the_check(model, sgd):
     """assert_ takes the options of check_."""
     optimizer = torch.optim.AdamW(model.enc.parameters())
@@ -126,12 +178,24 @@ NEEDS = "must be an optimizer (with step, zero_grad and param_groups), got"
         ),
         (
             lambda m, o: (m, o),
+            {"ignore": None},
+            TypeError,
+            "ignore must be a list of patterns, got NoneType",
+        ),
+        (
+            lambda m, o: (m, o),
+            {"ignore": [3]},
+            TypeError,
+            "ignore must hold strings, got int 3",
+        ),
+        (
+            lambda m, o: (m, o),
             {"allow_frozen": "no"},
             TypeError,
             "allow_frozen must be True or False, got str 'no'",
         ),
     ],
-    ids=["swapped", "none", "model", "empty", "twice", "string", "no match", "flag"],
+    ids=["swapped", "none", "model", "empty", "twice", "string", "no match", "no list", "no strings", "flag"],
 )
 def test_bad_arguments_are_refused(model, sgd, arguments, options, error, message):
     """The error names the argument, what was got and what is allowed."""

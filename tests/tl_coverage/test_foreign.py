@@ -74,6 +74,14 @@ def test_a_copy_with_frozen_parts_is_one_finding(model, sgd):
     assert "but 6 other tensors, of which 4 have" in report.findings[0].seen
 
 
+def test_what_stands_beside_a_copy_is_a_note(model, sgd):
+    """A criterion's tensor in the optimizer of a copy is not counted as the copy's."""
+    optimizer = sgd([*model.parameters(), nn.Parameter(torch.zeros(7))])
+    report = check_optimizer_coverage(copy.deepcopy(model), optimizer)
+    assert rules(report) == (["other-copy"], ["foreign-tensor"])
+    assert "but 6 other tensors, of which 6 have" in report.findings[0].seen
+
+
 def test_a_lazy_copy_is_found(sgd):
     """Parameters without a shape yet are compared as such."""
     model = nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(1))
@@ -143,6 +151,21 @@ def test_a_parameter_that_was_replaced_between_others_is_found(model, sgd):
     model.head.weight = nn.Parameter(torch.zeros(1, 16))
     (finding,) = check_optimizer_coverage(model, optimizer).findings
     assert (finding.rule, finding.parameters) == ("replaced-layer", ("head.weight",))
+
+
+def test_tensors_out_of_the_order_of_the_model_are_no_replaced_layer(model):
+    """Tensors after the parameters that follow the missing layer do not stand in its place."""
+    own = [p for name, p in model.named_parameters() if not name.startswith("enc")]
+    optimizer = torch.optim.SGD([*own, nn.Parameter(torch.zeros(5, 8)), nn.Parameter(torch.zeros(5))], lr=0.1)
+    assert rules(check_optimizer_coverage(model, optimizer)) == (["uncovered-parameter", "foreign-tensor"], [])
+
+
+def test_a_parametrization_that_was_left_out_is_uncovered(model, sgd):
+    """Without a tensor that may be its old weight, a parametrization is missing like any layer."""
+    nn.utils.parametrizations.weight_norm(model.enc)
+    kept = [p for name, p in model.named_parameters() if "original" not in name]
+    report = check_optimizer_coverage(model, sgd([*kept, nn.Parameter(torch.zeros(2))]))
+    assert rules(report) == (["uncovered-parameter", "foreign-tensor"], [])
 
 
 def test_names_in_the_optimizer_settle_it(model):

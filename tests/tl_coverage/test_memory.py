@@ -109,6 +109,13 @@ def test_interleaved_views_that_do_overlap_are_found(sgd):
     assert finding.rule == "shared-memory"
 
 
+def test_views_too_large_to_mark_are_left_alone(sgd, monkeypatch):
+    """Interleaved views are compared byte by byte up to a size; above it they are not called shared."""
+    monkeypatch.setattr("tl_coverage._spans.MAX_MARKED", 256)
+    model = Language(columns)
+    assert check_optimizer_coverage(model, sgd(model.parameters())).ok
+
+
 def test_frozen_parameters_may_share_memory(sgd):
     """A frozen part that looks at trained memory (a teacher) is not updated itself."""
     model = Language(by_data)

@@ -8,7 +8,7 @@ import torch
 
 from tl_core import Finding
 from tl_coverage._explained import CALLED_WITH, Explained
-from tl_coverage._inventory import Entry, Inventory, count, parametrized_weight, shapes_text, verb
+from tl_coverage._inventory import Entry, Inventory, count, parametrized_weight, shape_of, shapes_text, verb
 from tl_coverage._spans import Span, inside, overlap, same_memory, span_of
 
 Held = list[tuple[Entry, Span]]
@@ -37,13 +37,13 @@ def explain_by_memory(inventory: Inventory, explained: Explained) -> None:
         _wrapped(inventory, explained, kinds["wrapped"])
     if kinds["flat"]:
         _flat(inventory, explained, kinds["flat"])
+    _besides(inventory, explained, held)
 
 
 def _detached(inventory: Inventory, explained: Explained, found: dict[str, list[Entry]], held: Held) -> None:
     theirs = _distinct(found.values())
     # What gave the aliases (a state_dict) gave those of the rest of the model too.
-    dead = [(entry, span) for entry, span in held if not entry.tensor.requires_grad and entry not in theirs]
-    rest = _distinct(_aliases(tensor, dead) for tensor in [*inventory.named.values(), *inventory.model.buffers()])
+    rest = [entry for entry in _without_gradient(inventory, held) if entry not in theirs]
     explained.claim(found, [*theirs, *rest])
     more = f", and {len(rest)} of other parameters or buffers of the model" if rest else ""
     explained.findings.append(
@@ -108,6 +108,35 @@ def _flat(inventory: Inventory, explained: Explained, found: dict[str, list[Entr
             parameters=tuple(found),
         )
     )
+
+
+def _besides(inventory: Inventory, explained: Explained, held: Held) -> None:
+    """Note what a list of more than parameters gave an optimizer, so that nobody looks for another origin."""
+    by_optimizer: dict[str, list[Entry]] = {}
+    for entry in _without_gradient(inventory, held):
+        if id(entry.tensor) not in explained.claimed:
+            by_optimizer.setdefault(entry.optimizer, []).append(entry)
+    for optimizer, entries in by_optimizer.items():
+        explained.claim([], entries)
+        explained.notes.append(
+            Finding(
+                "foreign-tensor",
+                f"{inventory.label(optimizer)} holds {count(len(entries), 'tensor')} that "
+                f"{verb(len(entries), 'is a buffer or an alias', 'are buffers or aliases')} of the model's own "
+                f"tensors, with requires_grad False and no gradient ({shapes_text(entry.tensor for entry in entries)})",
+                "it was given more than parameters, as model.buffers() and model.state_dict() hold; an optimizer "
+                "leaves out what has no gradient",
+                "give it model.parameters() only",
+                evidence={"optimizer": optimizer, "shapes": tuple(shape_of(entry.tensor) for entry in entries)},
+            )
+        )
+
+
+def _without_gradient(inventory: Inventory, held: Held) -> list[Entry]:
+    """List the held tensors without gradients that are buffers, or aliases of a buffer or a parameter that is held."""
+    dead = [(entry, span) for entry, span in held if not entry.tensor.requires_grad and entry.tensor.grad is None]
+    own = [parameter for name, parameter in inventory.named.items() if name not in inventory.missing]
+    return _distinct(_aliases(tensor, dead) for tensor in [*own, *inventory.model.buffers()])
 
 
 def _holders(tensor: torch.Tensor, held: Held) -> list[Entry]:

@@ -24,8 +24,8 @@ HALF_PRECISION = (torch.float16, torch.bfloat16)
 def explain_missing(inventory: Inventory) -> Explained:
     """Find what optimizers hold in place of the parameters that they miss."""
     explained = Explained()
+    explain_by_memory(inventory, explained)
     if inventory.missing and inventory.foreign:
-        explain_by_memory(inventory, explained)
         _master_weights(inventory, explained)
         _other_copy(inventory, explained)
         _parametrized(inventory, explained)

@@ -30,9 +30,12 @@ def span_of(name: str, tensor: torch.Tensor) -> Span | None:
     """Return where a tensor lies; None if it has no memory of its own."""
     if shape_of(tensor) is None or tensor.layout is not torch.strided or tensor.numel() == 0:
         return None
+    # Fake and wrapper subclasses have no memory of their own; torch 2.13 warns when a fake tensor is asked for it.
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return None
     try:
         first: int = tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):  # tensors without memory of their own: fake and wrapper subclasses
+    except (RuntimeError, NotImplementedError):  # inside of torch.func transforms tensors have none either
         return None
     if first == 0:  # the meta device
         return None
