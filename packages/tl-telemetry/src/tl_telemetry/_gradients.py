@@ -39,6 +39,7 @@ class Gradients:
         self.tensors: list[Tensor] = []
         self.everything: tuple[int, ...] = ()  # all indices
         self._histories: list[History] = []
+        self._are_alike: bool | None = None  # whether all histories are equal; None while nobody asked
         self._ids: list[int] = []
         self._versions: list[int] = []
         self._dtypes: dict[tuple[int, ...], torch.dtype | None] = {}
@@ -49,6 +50,7 @@ class Gradients:
         for tensor in tensors:
             self.tensors.append(tensor)
             self._histories.append(History(() if tensor.grad is None else (BY_HAND,)))
+        self._are_alike = None
         self.everything = self.shared(range(len(self.tensors)))
         num_read = len(self._ids)
         added = self.everything[num_read:]
@@ -199,8 +201,10 @@ class Gradients:
         return without, self.shared(i for i in indices if ids[i] != _NO_GRADIENT)
 
     def _alike(self) -> bool:
-        histories = self._histories
-        return bool(histories) and histories.count(histories[0]) == len(histories)
+        if self._are_alike is None:
+            histories = self._histories
+            self._are_alike = bool(histories) and histories.count(histories[0]) == len(histories)
+        return self._are_alike
 
     def _where(self, indices: tuple[int, ...], holds: Callable[[History], bool]) -> tuple[int, ...]:
         histories = self._histories
@@ -213,6 +217,8 @@ class Gradients:
         if len(indices) == len(histories) and self._alike():
             self._histories = [happen(histories[0])] * len(histories)
             return
+        if indices:
+            self._are_alike = None
         known: dict[History, History] = {}
         for i in indices:
             history = histories[i]

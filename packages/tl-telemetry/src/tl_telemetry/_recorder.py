@@ -115,7 +115,9 @@ class Recorder:
     def _keep_trailing_events(self) -> None:
         """Give what happened after the last record (a scheduler's step, a ``zero_grad``) to that record."""
         self._look_around()
-        if self._events and self.records:
+        if not self.records and any(isinstance(event, Backward) for event in self._events):
+            self.close_step({}, None)  # no update ever closed one
+        elif self._events and self.records:
             self.records[-1].events += tuple(self._events)
         self._events = []
 
@@ -381,7 +383,8 @@ class Recorder:
     def _copy(self, value: object) -> Span | None:
         if not isinstance(value, Tensor):
             return None
-        return self._figures.add([value.detach().clone().reshape(())])  # the scaler changes it in place later
+        copy = value.detach().clone()  # the scaler changes it in place later
+        return self._figures.add([copy.reshape(()) if copy.dim() else copy])
 
     def _root(self, roots: Sequence[Any]) -> Span | None:
         root = roots[0] if len(roots) == 1 else None
