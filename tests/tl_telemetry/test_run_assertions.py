@@ -268,7 +268,8 @@ def test_assert_no_skipped_updates():
         "[not-judged] the run ended after 3 steps, before the first update was due (every=4): skipped updates could "
         "not be judged\n"
         "  fix: run at least one whole accumulation cycle\n\n"
-        "[not-judged] no optimizer stepped in 3 steps: what an update shows could not be judged\n"
+        "[not-judged] no optimizer stepped in 3 steps, and the gradients still hold all 3 backward passes: what an "
+        "update shows could not be judged\n"
         "  fix: run at least one whole accumulation cycle"
     )
 

@@ -51,6 +51,16 @@ class Evidence:
         matched = set(match_names(names, self.options.ignore, argument="ignore")) if self.options.ignore else set()
         return frozenset(i for i, name in enumerate(names) if name in matched)
 
+    @property
+    def told_steps(self) -> bool:
+        """Whether somebody said where steps begin and end; else a record closes at each update."""
+        return not self.facts.recorder.close_at_updates
+
+    @property
+    def duration(self) -> str:
+        """How long the run was, in words: ``6 steps``, or ``this run`` where nobody told of steps."""
+        return several(len(self.records), "step") if self.told_steps else "this run"
+
     @cached_property
     def steps(self) -> list[tuple[StepRecord, OptimizerStep]]:
         """Every optimizer step that had something to apply, in order."""
@@ -183,6 +193,11 @@ class Evidence:
 
     def named(self, indices: Iterable[int]) -> tuple[str, ...]:
         return tuple(self.tensors.names(sorted(set(indices))))
+
+
+def fresh_passes(event: OptimizerStep) -> set[int]:
+    """Return the backward passes in a step's gradients that no earlier update of these parameters had used."""
+    return {number for portion in event.portions for number in portion.source if number > portion.used}
 
 
 def at(steps: Iterable[int]) -> str:

@@ -97,11 +97,15 @@ def not_judged(run: Evidence) -> Iterator[Finding]:
         )
     if not run.steps and not run.overflows:
         by_hand = sorted(run.moved & set(run.trainable))
+        held = run.facts.recorder.gradients.held_passes() & set(run.backwards)
+        beside = ""
+        if by_hand:
+            beside = f", while the loop moved {run.shown(by_hand)} without one"
+        elif held and held == set(run.backwards):
+            beside = f", and the gradients still hold all {several(len(held), 'backward pass')}"
         yield Finding(
             "not-judged",
-            f"no optimizer stepped in {several(len(run.records), 'step')}"
-            + (f", while the loop moved {run.shown(by_hand)} without one" if by_hand else "")
-            + ": what an update shows could not be judged",
+            f"no optimizer stepped in {run.duration}{beside}" + ": what an update shows could not be judged",
             "",
             "" if by_hand else "run at least one whole accumulation cycle",
         )

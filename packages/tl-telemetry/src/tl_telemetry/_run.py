@@ -20,7 +20,7 @@ from ._facts import Facts
 from ._judge import CHECK, detail, judge, not_judged
 from ._options import Options, rule_ids
 from ._record import StepRecord
-from ._rules import bounds, steps, updates
+from ._rules import bounds, steps, unstepped, updates
 from ._table import render
 
 
@@ -250,7 +250,7 @@ class TrainingRun:
         return self._require(
             options,
             steps.skipped_update,
-            steps.never_stepped,
+            unstepped.never_stepped,
             steps.step_without_gradient,
             updates.no_update,
             updates.lr_zero,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from tl_core import Finding
 from tl_telemetry._evidence import Evidence
 
-from . import bounds, clipping, coverage, discards, gradients, leaks, schedule, state, steps, updates
+from . import bounds, clipping, coverage, discards, gradients, leaks, schedule, state, steps, unstepped, updates
 
 Rule = Callable[[Evidence], Iterator[Finding]]
 
@@ -27,7 +27,7 @@ RULES: tuple[Rule, ...] = (
     steps.step_without_gradient,
     steps.stepped_by_two,
     steps.repeated_step,
-    steps.never_stepped,
+    unstepped.never_stepped,
     updates.lr_zero,
     updates.update_rounds_away,
     updates.no_update,

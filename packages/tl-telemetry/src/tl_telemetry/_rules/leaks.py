@@ -9,10 +9,12 @@ from tl_core import Finding
 from tl_telemetry._events import Backward, OptimizerStep, Portion
 from tl_telemetry._evidence import Evidence, at, number, recurs, several, telling
 from tl_telemetry._record import total
+from tl_telemetry._rules.unstepped import in_others_stead
 
 
 def missing_zero_grad(run: Evidence) -> Iterator[Finding]:
     """See gradients that still hold what an earlier update of the same optimizer had used."""
+    elsewhere = in_others_stead(run)  # never-stepped speaks of these
     for name, steps in run.steps_by_optimizer.items():
         hit: list[int] = []
         held: set[int] = set()
@@ -20,7 +22,7 @@ def missing_zero_grad(run: Evidence) -> Iterator[Finding]:
         users: set[str] = set()
         example: tuple[int, float, float] | None = None
         for record, event in steps:
-            leftover = _leftover(run, event)
+            leftover = {} if id(event) in elsewhere else _leftover(run, event)
             nothing.update(i for i, norm in leftover.items() if not norm > 0.0)
             leftover = {i: norm for i, norm in leftover.items() if norm > 0.0}
             if leftover:

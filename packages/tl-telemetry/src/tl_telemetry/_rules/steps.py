@@ -105,38 +105,6 @@ def stepped_by_two(run: Evidence) -> Iterator[Finding]:
         )
 
 
-def never_stepped(run: Evidence) -> Iterator[Finding]:
-    """See optimizers that never step although their parameters get gradients and nobody else moves them."""
-    if run.options.every is not None and len(run.records) < run.options.every:
-        return  # the person says that no update was due yet
-    if run.overflows:
-        return  # a GradScaler that finds overflows keeps optimizers from stepping: skipped-update speaks of that
-    stepped = {i for _, event in run.steps for i in event.graded}
-    for name, optimizer in run.setup.optimizers.items():
-        if name in run.steps_by_optimizer:
-            continue
-        indices = run.facts.recorder.steppers.indices_of(optimizer) - run.ignored
-        reached = sorted(indices & run.filled)
-        if not reached or not stepped.isdisjoint(indices) or not run.moved.isdisjoint(reached):
-            continue
-        passes = [(r, e) for r, e in run.backwards.values() if not indices.isdisjoint(e.filled)]
-        steps = telling(record.step for record, _ in passes)
-        if len(passes) < 2:
-            continue
-        yield Finding(
-            rule="never-stepped",
-            seen=f"{name!r} never stepped in {several(len(run.records), 'step')}, although "
-            f"{several(len(passes), 'backward pass')} gave gradients to {run.shown(reached)}; nothing else moved them",
-            cause="undecided: step() is not called on this optimizer, the condition under which it is called is never "
-            "true (`i % k == k`), or the run is shorter than one of its cycles",
-            fix=f"call step() on {name!r}; if it is due only after more than {several(len(run.records), 'step')}, run "
-            "more",
-            steps=steps,
-            parameters=run.named(reached),
-            evidence={"steps": len(run.records), "backward_passes": len(passes)},
-        )
-
-
 def update_count(run: Evidence, expected: Mapping[str, int]) -> Iterator[Finding]:
     """See optimizers that stepped more or less often in the run than expected."""
     counts = {name: len(run.steps_by_optimizer.get(name, [])) for name in expected}
