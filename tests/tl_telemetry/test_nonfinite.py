@@ -141,6 +141,75 @@ def test_divergence_is_told_from_a_bad_operation() -> None:
     )
 
 
+def test_masked_result_still_spoils_the_gradient() -> None:
+    """A result that torch.where leaves out of the loss is named when its slope makes the gradient NaN."""
+    loss_fn: Callable[[Tensor, Tensor], Tensor] = lambda made, y: torch.where(made > 0, made.sqrt(), 0.0).mean()  # noqa: E731
+    assert finding(loss_fn).cause == (
+        f"sqrt at test_nonfinite.py:{loss_fn.__code__.co_firstlineno} turned finite values into NaN in step 0: the "
+        "square root of a negative number. The loss does not show it (torch.where or a mask chose other values), but "
+        "the gradient passes through it all the same, and 0 * NaN is NaN"
+    )
+
+
+def test_update_is_blamed_for_what_it_makes_of_finite_gradients() -> None:
+    """An optimizer whose eps vanishes in float16 divides by 0: its arithmetic is the cause, in its first update."""
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 1).half()
+        return TrainingSetup(model, torch.optim.Adam(model.parameters(), lr=0.001, foreach=False))
+
+    def step(setup: TrainingSetup, batch: Any) -> Tensor:
+        setup.optimizer.zero_grad()
+        loss = 0.001 * mse(setup.model(0.01 * batch[0].half()), batch[1].half())
+        loss.backward()
+        setup.optimizer.step()
+        return loss.detach()
+
+    (found,) = run_training(make_setup, (X, Y), step, steps=4).check().findings
+    assert found.seen.startswith(
+        "the update of 'optimizer' in step 0 made all 2 parameters NaN or Inf, although its gradients were finite; "
+    )
+    assert found.cause == (
+        "the arithmetic of Adam itself: its update in step 0 made NaN or Inf of finite gradients; in float16, its eps of "
+        "1e-08 rounds to 0, and it divides by 0"
+    )
+    assert found.fix == "keep the weights in float32 and compute in low precision under torch.autocast, or raise eps"
+    assert found.evidence == {"first_step": 0}
+
+
+class _Root(torch.optim.Optimizer):
+    """Steps by the square root of the gradient."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(group["lr"] * parameter.grad.sqrt())
+
+
+def test_update_of_a_written_optimizer_is_blamed() -> None:
+    """A NaN that an optimizer of one's own makes is told from one of the loss."""
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 1)
+        return TrainingSetup(model, _Root(model.parameters()))
+
+    def step(setup: TrainingSetup, batch: Any) -> Tensor:
+        setup.optimizer.zero_grad()
+        loss = mse(setup.model(batch[0]), batch[1])
+        loss.backward()
+        setup.optimizer.step()
+        return loss
+
+    (found,) = run_training(make_setup, (X, Y), step, steps=4).check().findings
+    assert found.cause == (
+        "the arithmetic of _Root itself: its update in step 0 made NaN or Inf of finite gradients (weights in float32)"
+    )
+
+
 def test_float16_is_told_from_float32() -> None:
     """An overflow of float16 is named as one."""
     found = finding(lambda made, y: (made * 60000.0 * 60000.0).mean(), dtype=torch.float16)

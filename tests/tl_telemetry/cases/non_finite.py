@@ -61,8 +61,36 @@ def near_misses() -> dict[str, dict[str, Any]]:
         "a GradScaler that skips overflows": _scaled(),
         "a buffer of -inf": _causal(),
         "a mask made in the first forward pass": _causal(lazily=True),
+        "a guard that skips a bad batch": _guarded(_skip_backward),
+        "a guard that clears what a bad batch left": _guarded(_skip_update),
         "a mean over nothing, replaced": _case(lambda made, y: made[:0].mean().nan_to_num() + made.square().mean()),
     }
+
+
+def _guarded(train: Any) -> dict[str, Any]:
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 1)
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+
+    def step(setup: TrainingSetup, batch: Any) -> torch.Tensor:
+        setup.optimizer.zero_grad()
+        loss = (setup.model(batch[0]) - batch[1]).square().mean()
+        train(setup, loss)
+        return loss.detach()
+
+    return {"make_setup": make_setup, "data": [(X, Y), (X, Y), (X, _with_nan(Y)), (X, Y)], "step": step, "steps": 8}
+
+
+def _skip_backward(setup: TrainingSetup, loss: torch.Tensor) -> None:
+    if torch.isfinite(loss):
+        loss.backward()
+        setup.optimizer.step()
+
+
+def _skip_update(setup: TrainingSetup, loss: torch.Tensor) -> None:
+    loss.backward()
+    if all(p.grad.isfinite().all() for p in setup.model.parameters()):
+        setup.optimizer.step()
 
 
 def _masked(made: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

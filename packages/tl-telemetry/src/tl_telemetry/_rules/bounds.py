@@ -8,8 +8,19 @@ import statistics
 from collections.abc import Iterator
 
 from tl_core import Finding
+from tl_telemetry._events import OptimizerStep
 from tl_telemetry._evidence import Evidence, at, number, several, telling
-from tl_telemetry._rules.finite import explain, nonfinite_at_end, nonfinite_gradients, nonfinite_losses
+from tl_telemetry._rules.finite import (
+    began_nonfinite,
+    explain,
+    explain_update,
+    growth_before,
+    nonfinite_at_end,
+    nonfinite_gradients,
+    nonfinite_losses,
+    nonfinite_updates,
+    records_with_bad_losses,
+)
 
 # Growth that counts as divergence: the last quarter's median against the first quarter's.
 NORM_GROWTH = 1e3
@@ -19,13 +30,21 @@ RISING_SHARE = 0.7
 
 def non_finite(run: Evidence) -> Iterator[Finding]:
     """See losses, applied gradients and final parameters that are not finite."""
-    bad_losses = [record for record in run.records if nonfinite_losses(run, record)]
+    bad_losses = records_with_bad_losses(run)
     bad_grads = {record.step: indices for record, event in run.steps if (indices := nonfinite_gradients(run, event))}
     final = nonfinite_at_end(run)
     if not bad_grads and not bad_losses and not final:
         return
     first = min([*(r.step for r in bad_losses), *bad_grads], default=len(run.records) - 1)
+    spoiled = _first_bad_update(run, until=first)
+    if spoiled is not None:
+        first = spoiled[0]
     where = []
+    if spoiled is not None:
+        where.append(
+            f"the update of {spoiled[1].optimizer!r} in step {first} made {run.shown(spoiled[2])} NaN or Inf, although "
+            "its gradients were finite"
+        )
     if bad_losses:
         shown = ", ".join(f"{name} {value:g}" for name, value in nonfinite_losses(run, bad_losses[0]).items())
         where.append(f"the loss was not finite in {at(r.step for r in bad_losses)} ({shown})")
@@ -39,7 +58,11 @@ def non_finite(run: Evidence) -> Iterator[Finding]:
         followed = [i for i, entry in enumerate(run.tensors.entries) if entry.name in final]
         names = [run.shown(followed)] * bool(followed) + sorted(set(final) - set(run.named(followed)))
         where.append(f"{', '.join(names)} held NaN or Inf at the end of the run")
-    cause, fix, evidence = explain(run, first, at_end=not bad_losses and applied is None)
+    evidence: dict[str, object] = {}
+    if spoiled is not None and not began_nonfinite(run):
+        cause, fix = explain_update(run, *spoiled)
+    else:
+        cause, fix, evidence = explain(run, first, at_end=not bad_losses and applied is None)
     yield Finding(
         rule="non-finite",
         seen="; ".join(where),
@@ -49,6 +72,19 @@ def non_finite(run: Evidence) -> Iterator[Finding]:
         parameters=run.named(bad_grads[applied]) if applied is not None else tuple(final),
         evidence={"first_step": first, **evidence},
     )
+
+
+def _first_bad_update(run: Evidence, until: int) -> tuple[int, OptimizerStep, list[int]] | None:
+    """Return the first update, up to step ``until``, that made non-finite values of finite gradients.
+
+    At the end of a divergence, that is no fault of the optimizer's.
+    """
+    for record, event in run.steps:
+        if record.step > until:
+            break
+        if hit := nonfinite_updates(run, event):
+            return None if growth_before(run, record.step) else (record.step, event, hit)
+    return None
 
 
 def grad_norm_exceeded(run: Evidence) -> Iterator[Finding]:

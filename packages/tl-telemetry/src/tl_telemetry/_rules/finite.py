@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import torch
 
-from tl_telemetry._events import OptimizerStep
-from tl_telemetry._evidence import Evidence, number
-from tl_telemetry._record import StepRecord
+from tl_telemetry._events import BY_HAND, Backward, OptimizerStep
+from tl_telemetry._evidence import Evidence, enough, number
+from tl_telemetry._record import StepRecord, read
 from tl_telemetry._replay import Made, Origin
 from tl_telemetry._tensors import shown_name
 
@@ -95,6 +96,33 @@ def nonfinite_losses(run: Evidence, record: StepRecord) -> dict[str, float]:
     return found
 
 
+def records_with_bad_losses(run: Evidence) -> list[StepRecord]:
+    """Return the records with losses that are not finite, unless a guard kept them from the weights.
+
+    A loss that no update used (its backward pass did not run, or what it left was cleared) is how a loop skips a bad
+    batch, as long as that is the exception.
+    """
+    bad = [record for record in run.records if nonfinite_losses(run, record)]
+    used = {number for _, event in run.steps for portion in event.portions for number in portion.source}
+    used |= run.facts.recorder.gradients.held_passes()
+    if any(_optimised(record, used) for record in bad) or enough(len(bad), len(run.records)):
+        return bad
+    return [record for record in bad if record.loss is not None and math.isfinite(record.loss)]
+
+
+def _optimised(record: StepRecord, used: set[int]) -> bool:
+    """Tell whether a backward pass of a record began at a value that is not finite, or not known, and was not dropped.
+
+    ``used`` are the passes that went into an update, or that gradients still held at the end.
+    """
+    passes = [event for event in record.events if isinstance(event, Backward)]
+    if not passes and any(BY_HAND in p.source for event in record.optimizer_step_events for p in event.portions):
+        return True  # gradients that backward() did not compute: nothing is known of what they were computed from
+    return any(
+        event.number in used and (event.root is None or not math.isfinite(event.root.value())) for event in passes
+    )
+
+
 def _went_bad(run: Evidence, name: str) -> bool:
     values = [record.losses[name] for record in run.records if name in record.losses]
     return math.isfinite(values[0]) and not math.isfinite(values[-1])
@@ -112,6 +140,51 @@ def nonfinite_gradients(run: Evidence, event: OptimizerStep) -> list[int]:
         if i not in run.ignored
         and (math.isnan(norm) or (math.isinf(norm) and not _finite(run.tensors.entries[i].tensor)))
     ]
+
+
+def nonfinite_updates(run: Evidence, event: OptimizerStep) -> list[int]:
+    """Return the parameters that an update made NaN or Inf although its gradients were finite."""
+    if event.updates is None or not all(map(math.isfinite, event.norms.values())):
+        return []
+    return [
+        i
+        for i, update in zip(event.graded, event.updates.values(), strict=True)
+        # the norm of a large change may overflow, and it is NaN where it could not be measured: the parameter tells
+        if i not in run.ignored and not math.isfinite(update) and not _finite(run.tensors.entries[i].tensor)
+    ]
+
+
+def explain_update(run: Evidence, step: int, event: OptimizerStep, hit: list[int]) -> tuple[str, str]:
+    """Return (cause, fix) of an update that made non-finite values of finite gradients."""
+    optimizer = run.setup.optimizers.get(event.optimizer)
+    kind = event.optimizer if optimizer is None else type(optimizer).__name__
+    rates = [lr for lr in map(read, event.lrs) if not math.isfinite(lr)]
+    dtypes = sorted({str(run.tensors.entries[i].tensor.dtype).removeprefix("torch.") for i in hit})
+    what = f"the arithmetic of {kind} itself: its update in step {step} made NaN or Inf of finite gradients"
+    groups = [] if optimizer is None else optimizer.param_groups
+    vanished = sorted({eps for group in groups if (eps := _vanished_epsilon(run, group, hit))})
+    if vanished:
+        return (
+            f"{what}; in {' and '.join(dtypes)}, its eps of {vanished[0]:g} rounds to 0, and it divides by 0",
+            "keep the weights in float32 and compute in low precision under torch.autocast, or raise eps",
+        )
+    if rates:
+        return f"{what}, with a learning rate of {rates[0]:g}", "look at what sets the learning rate"
+    return (
+        f"{what} (weights in {' and '.join(dtypes)})",
+        "look for a division or a square root in its step(), and at its settings; in low precision, keep the weights "
+        "in float32",
+    )
+
+
+def _vanished_epsilon(run: Evidence, group: dict[str, Any], hit: list[int]) -> float:
+    """Return a group's eps if it is too small for the dtype of some of the parameters; else 0."""
+    eps = group.get("eps")
+    if not isinstance(eps, float) or eps <= 0.0:
+        return 0.0
+    held = set(map(id, group["params"]))
+    tensors = [run.tensors.entries[i].tensor for i in hit if id(run.tensors.entries[i].tensor) in held]
+    return eps if any(float(torch.tensor(eps, dtype=t.dtype)) == 0.0 for t in tensors) else 0.0
 
 
 def nonfinite_at_end(run: Evidence) -> list[str]:
@@ -135,10 +208,15 @@ def _finite(tensor: torch.Tensor) -> bool:
     return bool(torch.isfinite(tensor.detach()).all())
 
 
+def began_nonfinite(run: Evidence) -> list[str]:
+    """Return the parameters that held NaN or Inf when the run began."""
+    parameters = {entry.name for entry in run.tensors.entries}
+    return [name for name in run.facts.start.nonfinite() if name in parameters]
+
+
 def explain(run: Evidence, first: int, *, at_end: bool) -> tuple[str, str, dict[str, object]]:
     """Return (cause, fix, evidence) of the first non-finite value, in step ``first``."""
-    parameters = {entry.name for entry in run.tensors.entries}
-    began_so = [name for name in run.facts.start.nonfinite() if name in parameters]
+    began_so = began_nonfinite(run)
     if began_so:
         return (
             f"{', '.join(began_so)} held NaN or Inf before the first step",
@@ -159,7 +237,7 @@ def explain(run: Evidence, first: int, *, at_end: bool) -> tuple[str, str, dict[
             "clean the data, or keep these elements away from the weights: torch.where, not a multiplication by 0",
             {**evidence, "batch": origin.batch},
         )
-    grown = _growth_before(run, first)
+    grown = growth_before(run, first)
     if grown:
         overflow = f" (first in {operation})" if operation else ""
         return (
@@ -171,6 +249,16 @@ def explain(run: Evidence, first: int, *, at_end: bool) -> tuple[str, str, dict[
         then = f"; {turned} then made NaN of infinities" if turned and not made.nan else ""
         reason, fix = _reason(made)
         return f"{_made_of(made, first)}, before anything else did{reason}{then}", fix, evidence
+    hidden = next((one for one in origin.made if one.nan and not one.backward), None) if origin else None
+    if hidden and not turned:
+        reason, _ = _reason(hidden)
+        return (
+            f"{_made_of(hidden, first)}{reason}. The loss does not show it (torch.where or a mask chose other values), "
+            "but the gradient passes through it all the same, and 0 * NaN is NaN",
+            "choose the input, not the result: give the operation a harmless value where it is not used "
+            "(`torch.where(ok, x, 1.0).sqrt()`)",
+            {"operation": str(hidden)},
+        )
     if turned:
         return (
             f"{turned} made NaN of infinities in step {first}. They were put there on purpose or were given, as in "
@@ -226,7 +314,7 @@ def _reason(made: Made) -> tuple[str, str]:
     return "", "look at its inputs: a value outside of its domain, or one that is too large for its dtype"
 
 
-def _growth_before(run: Evidence, first: int) -> str:
+def growth_before(run: Evidence, first: int) -> str:
     """Say how the loss or a gradient norm had grown before a step; nothing if they had not by orders of magnitude."""
     records = run.records[:first]
     series = {"the loss": [abs(r.loss) for r in records if r.loss is not None and math.isfinite(r.loss)]}
