@@ -84,6 +84,9 @@ def near_misses() -> dict[str, dict[str, Any]]:
         "no statistics to move": _case(False, lambda: nn.BatchNorm1d(8, track_running_stats=False)),
         "a norm without buffers": _case(False, lambda: nn.LayerNorm(8)),
         "only the norm's weights are frozen, in eval mode": _case(True, lambda: nn.BatchNorm1d(8, affine=False)),
+        "scale and shift alone are fixed, in a network that trains": _fixed_affine(),
+        "a normaliser of one's own before a frozen target": _random_target(),
+        "a teacher in eval mode, in the state": _teacher_in_state(),
         "train() and eval() in every step": _case(True, step=_modes),
         "frozen in turns": _turns(),
     }
@@ -133,5 +136,50 @@ def _turns() -> dict[str, Any]:
     def step(setup: TrainingSetup, batch: Any) -> torch.Tensor:
         setup.model[0].requires_grad_(setup.step_index % 2 == 0)
         return _train(setup, batch)
+
+    return {"make_setup": make_setup, "data": (X, Y), "step": step, "steps": 6}
+
+
+def _fixed_affine() -> dict[str, Any]:
+    def make_setup() -> TrainingSetup:
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        model[1].requires_grad_(False)
+        return TrainingSetup(model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05))
+
+    return {"make_setup": make_setup, "data": (X, Y), "step": _train, "steps": 6}
+
+
+class _Curious(nn.Module):
+    """Learns to predict a frozen random network (random network distillation)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.target = nn.Sequential(_RunningNorm(), nn.Linear(6, 8)).requires_grad_(False)
+        self.predictor = nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.predictor(x) - self.target(x)).square().mean(1, keepdim=True)
+
+
+def _random_target() -> dict[str, Any]:
+    def make_setup() -> TrainingSetup:
+        model = _Curious()
+        return TrainingSetup(model, torch.optim.SGD(model.predictor.parameters(), lr=0.05))
+
+    return {"make_setup": make_setup, "data": (X, 0 * Y), "step": _train, "steps": 6}
+
+
+def _teacher_in_state() -> dict[str, Any]:
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 8)
+        teacher = _encoder(nn.BatchNorm1d(8)).requires_grad_(False).eval()
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.05), state={"teacher": teacher})
+
+    def step(setup: TrainingSetup, batch: Any) -> torch.Tensor:
+        setup.optimizer.zero_grad()
+        loss = (setup.model(batch[0]) - setup.state["teacher"](batch[0])).square().mean()
+        loss.backward()
+        setup.optimizer.step()
+        return loss
 
     return {"make_setup": make_setup, "data": (X, Y), "step": step, "steps": 6}

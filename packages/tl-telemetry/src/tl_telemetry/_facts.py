@@ -13,7 +13,7 @@ from tl_core import TrainingSetup
 from ._fingerprints import Fingerprint, StateEntry, named_parameters_and_buffers, state_entries
 from ._recorder import Recorder
 from ._replay import Origin
-from ._tensors import Tensors, shown_name
+from ._tensors import Tensors, other_modules, shown_name
 
 
 @dataclass
@@ -72,4 +72,6 @@ class Facts:
     def _fingerprint(self) -> Fingerprint:
         followed: dict[str, Tensor] = {entry.name: entry.tensor for entry in self.tensors.entries}
         tensors = {shown_name(name): t for name, t in named_parameters_and_buffers(self.setup.model).items()}
+        for label, module in other_modules(self.setup):
+            tensors |= {f"{label}.{shown_name(name)}": buffer for name, buffer in module.named_buffers()}
         return Fingerprint({**tensors, **followed})

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from tl_core import Finding
 from tl_telemetry._evidence import Evidence, at, several, telling
-from tl_telemetry._forward import RAN_IN_TRAINING, RAN_WITH_GRAD, RAN_WITHOUT_GRAD
-from tl_telemetry._tensors import shown_name
+from tl_telemetry._forward import INPUT_TRAINS, RAN_IN_TRAINING, RAN_WITH_GRAD, RAN_WITHOUT_GRAD
+from tl_telemetry._tensors import other_modules, shown_name
 
 BROADCAST = re.compile(r"Using a target size \((.+?)\) that is different to the input size \((.+?)\)")
 
@@ -23,53 +24,62 @@ def frozen_buffer_moved(run: Evidence) -> Iterator[Finding]:
     moved = facts.end.moved_since(facts.start)
     touched_parameters = {run.tensors.name(i) for i in run.moved}
     found: dict[str, str] = {}
-    for module_name, module in run.setup.model.named_modules():
-        # forward passes are not followed to the end of a long run: then the mode that the run left tells
-        trains = facts.recorder.forward.flags.get(id(module), 0) & RAN_IN_TRAINING or module.training
-        if not module._buffers or not trains:
-            continue
-        frozen = _frozen_around(run.setup.model, module_name, module)
-        if frozen is None or any(name in touched_parameters or name in facts.trainable_start for name in frozen):
-            continue
-        prefix = shown_name(module_name)
-        for own in module._buffers:
-            name = f"{prefix}.{own}" if prefix else own
-            if name in moved:
-                found[name] = type(module).__name__
+    seen: set[nn.Module] = set()  # a wrapper in setup.state may hold the model itself
+    for label, root in (("", run.setup.model), *other_modules(run.setup)):
+        for module_name, module in root.named_modules(memo=seen):
+            flags = facts.recorder.forward.flags.get(id(module), 0)
+            # forward passes are not followed to the end of a long run: then the mode that the run left tells
+            if not module._buffers or not (flags & RAN_IN_TRAINING or module.training):
+                continue
+            frozen = _frozen_around(root, module_name, module, fed=bool(flags & INPUT_TRAINS))
+            if frozen is None:
+                continue
+            names = {_dotted(label, shown_name(name)) for name in frozen}
+            if names & touched_parameters or names & facts.trainable_start:
+                continue
+            for own in module._buffers:
+                name = _dotted(label, shown_name(module_name), own)
+                if name in moved:
+                    found[name] = type(module).__name__
     if not found:
         return
     kinds = sorted(set(found.values()))
     yield Finding(
         rule="frozen-buffer-moved",
         seen=f"{_listed(list(found))} changed during the run, although the {' and '.join(kinds)} modules that hold "
-        "them are "
-        "frozen (no parameter there is trainable)",
+        "them are frozen (no parameter there is trainable)",
         cause="they ran in training mode: requires_grad_(False) does not stop what a forward pass writes, such as "
-        "running "
-        "statistics",
+        "running statistics",
         fix="put the frozen part in eval mode (module.eval()), again after each model.train()",
         parameters=tuple(found),
         evidence={"buffers": len(found)},
     )
 
 
-def _frozen_around(model: nn.Module, name: str, module: nn.Module) -> list[str] | None:
+def _dotted(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def _frozen_around(root: nn.Module, name: str, module: nn.Module, *, fed: bool) -> list[str] | None:
     """Return the names of the frozen parameters that a buffer belongs to; None if some are trainable or there are none.
 
-    A module without parameters (BatchNorm with affine=False) belongs to the nearest one around it that has some.
+    BatchNorm with affine=False belongs to the nearest module around it that has parameters. So does one whose scale and
+    shift alone are fixed, where what flows in is trained (``fed``): its statistics follow a network that trains.
     """
+    parameters = list(module.named_parameters(recurse=False))
+    batch_norm = isinstance(module, _NormBase)
+    if not parameters and not batch_norm:
+        return None  # somebody's own normaliser: what it keeps is its own business
+    frozen = parameters
     parts = name.split(".") if name else []
-    while True:
-        around = model.get_submodule(".".join(parts))
-        parameters = dict(module.named_parameters(recurse=False)) or dict(around.named_parameters())
-        if parameters:
-            prefix = shown_name(".".join(parts))
-            if any(p.requires_grad for p in parameters.values()):
-                return None
-            return [f"{prefix}.{shown_name(own)}" if prefix else shown_name(own) for own in parameters]
-        if not parts:
-            return None
+    while parts and (not frozen or (fed and batch_norm and len(frozen) == len(parameters))):
         parts.pop()
+        frozen = list(root.get_submodule(".".join(parts)).named_parameters())
+    if not frozen or any(p.requires_grad for _, p in (*parameters, *frozen)):
+        return None
+    if parameters and len(frozen) > len(parameters):
+        return [_dotted(name, own) for own, _ in parameters]
+    return [_dotted(".".join(parts), own) for own, _ in frozen]
 
 
 def ema_never_updated(run: Evidence) -> Iterator[Finding]:
