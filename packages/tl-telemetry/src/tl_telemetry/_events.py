@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from ._figures import Span
+from tl_telemetry._figures import Span
 
 # What a gradient consists of: the numbers of the backward passes that were added up in it. BY_HAND stands for content
 # that no backward pass put there (assigned, or edited in place by somebody other than a clip function).

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ._record import StepRecord
+from tl_telemetry._record import StepRecord
 
 
 def rows(records: Sequence[StepRecord], *, parameters: bool = False) -> list[dict[str, Any]]:

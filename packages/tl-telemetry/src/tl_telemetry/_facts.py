@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tl_core import TrainingSetup
-
-from ._fingerprints import Fingerprint, StateEntry, named_parameters_and_buffers, state_entries
-from ._recorder import Recorder
-from ._replay import Origin
-from ._tensors import Tensors, other_modules, shown_name
+from tl_telemetry._fingerprints import Fingerprint, StateEntry, named_parameters_and_buffers, state_entries
+from tl_telemetry._recorder import Recorder
+from tl_telemetry._replay import Origin
+from tl_telemetry._tensors import Tensors, other_modules, shown_name
 
 
 @dataclass

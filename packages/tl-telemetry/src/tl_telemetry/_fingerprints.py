@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from tl_core import TrainingSetup
-
-from ._figures import norms
-from ._tensors import is_lazy
+from tl_telemetry._figures import norms
+from tl_telemetry._tensors import is_lazy
 
 
 class Fingerprint:

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from tl_core import TrainingSetup
-
-from ._tensors import Tensors, other_modules, using_modules
+from tl_telemetry._tensors import Tensors, other_modules, using_modules
 
 RAN_WITH_GRAD = 1
 RAN_WITHOUT_GRAD = 2

@@ -14,9 +14,9 @@ from operator import attrgetter, eq
 import torch
 from torch import Tensor
 
-from ._events import BY_HAND, Portion, Source
-from ._figures import common_dtype
-from ._history import History
+from tl_telemetry._events import BY_HAND, Portion, Source
+from tl_telemetry._figures import common_dtype
+from tl_telemetry._history import History
 
 # How many gradients stand for all of them where a glance will do: at the end of a step, and of an optimizer's own.
 NUM_SAMPLED = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ._events import BY_HAND, Source
+from tl_telemetry._events import BY_HAND, Source
 
 # A loop that never clears its gradients adds a pass a step; the latest ones say all that a rule needs.
 MAX_SOURCES = 64

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tl_core import Finding, Report
-
-from ._evidence import Evidence, several
-from ._record import StepRecord
-from ._rule_ids import NOTES
-from ._rules import RULES
-from ._table import render
+from tl_telemetry._evidence import Evidence, several
+from tl_telemetry._record import StepRecord
+from tl_telemetry._rule_ids import NOTES
+from tl_telemetry._rules import RULES
+from tl_telemetry._table import render
 
 CHECK = "Training run"
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from tl_core import Finding
-
-from ._evidence import Evidence, at, several, telling
+from tl_telemetry._evidence import Evidence, at, several, telling
 
 # How many steps a schedule may be shifted by to be recognised.
 MAX_SHIFT = 3

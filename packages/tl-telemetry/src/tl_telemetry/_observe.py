@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tl_core import TrainingSetup
-
-from ._facts import Facts
-from ._recorder import Recorder
-from ._run import TrainingRun
-from ._sites import cut_own_frames
+from tl_telemetry._facts import Facts
+from tl_telemetry._recorder import Recorder
+from tl_telemetry._run import TrainingRun
+from tl_telemetry._sites import cut_own_frames
 
 
 @contextmanager

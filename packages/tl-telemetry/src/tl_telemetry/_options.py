@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ._rule_ids import RULES
+from tl_telemetry._rule_ids import RULES
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from ._events import Backward, Clip, Event, OptimizerStep
-from ._figures import Span
-from ._tensors import Tensors
+from tl_telemetry._events import Backward, Clip, Event, OptimizerStep
+from tl_telemetry._figures import Span
+from tl_telemetry._tensors import Tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,19 @@ import torch
 from torch import Tensor
 
 from tl_core import TrainingSetup
-
-from . import _taps
-from ._begun import BackwardBegun, Call, Seen
-from ._events import Backward, Clip, Event, GradientsCleared, OptimizerStep, SchedulerStep, Warned
-from ._figures import Figures, Span, norms
-from ._forward import Forward
-from ._gradients import Gradients
-from ._marks import GraphMarks
-from ._record import StepRecord
-from ._schedulers import Schedulers
-from ._sites import calling_frame, calling_site, in_torch, is_running, raised_in_torch, shown_site
-from ._steppers import Stepper, Steppers
-from ._tensors import Tensors, is_lazy
-from ._updates import Updates
+from tl_telemetry import _taps
+from tl_telemetry._begun import BackwardBegun, Call, Seen
+from tl_telemetry._events import Backward, Clip, Event, GradientsCleared, OptimizerStep, SchedulerStep, Warned
+from tl_telemetry._figures import Figures, Span, norms
+from tl_telemetry._forward import Forward
+from tl_telemetry._gradients import Gradients
+from tl_telemetry._marks import GraphMarks
+from tl_telemetry._record import StepRecord
+from tl_telemetry._schedulers import Schedulers
+from tl_telemetry._sites import calling_frame, calling_site, in_torch, is_running, raised_in_torch, shown_site
+from tl_telemetry._steppers import Stepper, Steppers
+from tl_telemetry._tensors import Tensors, is_lazy
+from tl_telemetry._updates import Updates
 
 _requires_grad = attrgetter("requires_grad")
 

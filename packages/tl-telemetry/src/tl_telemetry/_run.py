@@ -12,16 +12,15 @@ from typing import Any
 import torch
 
 from tl_core import Finding, Report, TrainingSetup, split_losses
-
-from . import _lr
-from ._evidence import Evidence
-from ._export import rows
-from ._facts import Facts
-from ._judge import CHECK, detail, judge, not_judged
-from ._options import Options, rule_ids
-from ._record import StepRecord
-from ._rules import bounds, steps, unstepped, updates
-from ._table import render
+from tl_telemetry import _lr
+from tl_telemetry._evidence import Evidence
+from tl_telemetry._export import rows
+from tl_telemetry._facts import Facts
+from tl_telemetry._judge import CHECK, detail, judge, not_judged
+from tl_telemetry._options import Options, rule_ids
+from tl_telemetry._record import StepRecord
+from tl_telemetry._rules import bounds, steps, unstepped, updates
+from tl_telemetry._table import render
 
 
 class CurrentStep:

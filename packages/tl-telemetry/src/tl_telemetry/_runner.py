@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from tl_core import Batches, TrainingSetup, build_setup, preserve_rng, seed_everything, standard_step
-
-from ._observe import observe
-from ._replay import first_nonfinite
-from ._run import TrainingRun
-from ._sites import cut_own_frames
+from tl_telemetry._observe import observe
+from tl_telemetry._replay import first_nonfinite
+from tl_telemetry._run import TrainingRun
+from tl_telemetry._sites import cut_own_frames
 
 Step = Callable[[TrainingSetup, Any], Any]
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from tl_core import TrainingSetup
-
-from ._figures import Figures, Span
-from ._gradients import Gradients
-from ._tensors import Tensors
+from tl_telemetry._figures import Figures, Span
+from tl_telemetry._gradients import Gradients
+from tl_telemetry._tensors import Tensors
 
 # Optimizers followed that are not in the setup and hold nothing of it: enough to see one over a copy of the model.
 MAX_STRANGERS = 4

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ._record import StepRecord, total
+from tl_telemetry._record import StepRecord, total
 
 # Runs up to this long are shown whole.
 WHOLE = 12

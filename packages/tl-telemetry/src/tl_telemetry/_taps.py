@@ -20,7 +20,7 @@ from torch.nn.modules import module as nn_module
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 
-from ._heard import hearing
+from tl_telemetry._heard import hearing
 
 CLIP_FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_")
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from ._figures import common_dtype, norms
+from tl_telemetry._figures import common_dtype, norms
 
 # In float16 and bfloat16, elements are counted in the first updates and then in every 16th: the count reads each
 # element several times, and rounding does not change its nature from one update to the next.
