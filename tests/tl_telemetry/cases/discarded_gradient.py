@@ -42,7 +42,7 @@ def healthy():
 
 MESSAGE = """\
 [discarded-gradient] the gradients of 15 of 20 backward passes at discarded_gradient.py:27 were cleared before any \
-update used them (steps 0-2, 4-6, 8-10, 12-14, 16-18): only every 4th was used
+update used them (steps 0-2, 4-6, 8-10, 12-14, 16-18): one in 4 was used
   cause: zero_grad() runs in every micro-batch, while step() runs only at the end of a cycle: nothing accumulates
   fix: call zero_grad() once an update, right after step() (or before the cycle's first backward())"""
 

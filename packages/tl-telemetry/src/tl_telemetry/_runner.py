@@ -70,8 +70,8 @@ def _choose_step(step: Step | None, loss_fn: Callable[[Any, Any], Any] | None) -
     if (step is None) == (loss_fn is None):
         got = "neither" if step is None else "both"
         raise TypeError(
-            f"pass either step or loss_fn, got {got}: step(setup, batch) trains, loss_fn(model, batch) only computes the "
-            "loss"
+            f"pass either step or loss_fn, got {got}: step(setup, batch) trains, "
+            "loss_fn(model, batch) only computes the loss"
         )
     given, name = (step, "step") if step is not None else (loss_fn, "loss_fn")
     if not callable(given):
@@ -89,7 +89,8 @@ def _train(run: TrainingRun, batches: Batches, train_step: Step, steps: int) -> 
             except BaseException as error:
                 cut_own_frames(error.__traceback__)
                 act = run.facts.recorder.last_act()
-                _note(error, f"raised in step {index} of the training run, after {act}; data was taken as {batches.form}")
+                where = f"raised in step {index} of the training run, after {act}"
+                _note(error, f"{where}; data was taken as {batches.form}")
                 raise
             current.loss = result
 

@@ -33,12 +33,13 @@ def discarded_gradient(run: Evidence) -> Iterator[Finding]:
         ]
         if len(applied) < 2 or len(discarded) < max(FEWEST, len(applied)):
             continue
-        period = f": only every {len(passes) // len(applied)}th was used" if len(passes) >= 3 * len(applied) else ""
+        period = f": one in {len(passes) // len(applied)} was used" if len(passes) >= 2 * len(applied) else ""
         yield Finding(
             rule="discarded-gradient",
-            seen=f"the gradients of {len(discarded)} of {several(len(passes), 'backward pass')} at {site} were cleared before any "
-            f"update used them ({at(discarded)}){period}",
-            cause="zero_grad() runs in every micro-batch, while step() runs only at the end of a cycle: nothing accumulates",
+            seen=f"the gradients of {len(discarded)} of {several(len(passes), 'backward pass')} at {site} were cleared "
+            f"before any update used them ({at(discarded)}){period}",
+            cause="zero_grad() runs in every micro-batch, while step() runs only at the end of a cycle: nothing "
+            "accumulates",
             fix="call zero_grad() once an update, right after step() (or before the cycle's first backward())",
             steps=telling(discarded),
             evidence={"backward_passes": len(passes), "used": len(applied), "discarded": len(discarded)},
