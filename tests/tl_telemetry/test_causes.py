@@ -185,6 +185,39 @@ def test_cause_of_a_clip_without_effect(name: str) -> None:
     assert (finding.rule, finding.cause) == (rule, cause)
 
 
+def test_clip_of_the_wrong_player() -> None:
+    """A clip whose gradients are dropped, right before another optimizer's step, is given the wrong parameters."""
+
+    def make_setup() -> TrainingSetup:
+        net = nn.ModuleDict({"maker": nn.Linear(2, 6), "judge": nn.Linear(6, 1)})
+        return TrainingSetup(net, {name: torch.optim.SGD(part.parameters(), lr=0.01) for name, part in net.items()})
+
+    def step(setup: TrainingSetup, batch: Any) -> dict[str, Tensor]:
+        maker, judge = setup.model["maker"], setup.model["judge"]
+        made = maker(torch.randn(16, 2))
+        setup.optimizers["judge"].zero_grad()
+        judged = (judge(batch[0]) - 1).square().mean() + judge(made.detach()).square().mean()
+        judged.backward()
+        clip_grad_norm_(judge.parameters(), 1.0)
+        setup.optimizers["judge"].step()
+        setup.optimizers["maker"].zero_grad()
+        fooled = (judge(made) - 1).square().mean()
+        fooled.backward()
+        clip_grad_norm_(judge.parameters(), 1.0)  # the maker's were meant
+        setup.optimizers["maker"].step()
+        return {"judge": judged, "maker": fooled}
+
+    (finding,) = findings(make_setup, step)
+    line = step.__code__.co_firstlineno + 11
+    assert str(finding) == (
+        f"[clip-misses] clip_grad_norm_() at test_causes.py:{line} clipped none of the stepped gradients: it covers "
+        "only judge.* (2 tensors), whose gradients of that time never went into an update; what was stepped next is "
+        "maker.* (2 tensors) (7 calls, steps 0-6)\n"
+        "  cause: the clip is given other parameters than those that 'maker' steps after it\n"
+        "  fix: pass the parameters of 'maker'"
+    )
+
+
 def test_stale_gradient_of_a_frozen_layer() -> None:
     """A frozen layer that moves by a gradient from before is told from one that decays."""
 

@@ -56,6 +56,9 @@ def near_misses() -> dict[str, dict[str, Any]]:
         "the two halves of the clip functions": _halves(),
         "a frozen part is clipped too": _with_frozen(),
         "the first clip of a resumed loop finds nothing": _every_other(),
+        "a perturbation's gradient": _perturbed(),
+        "two players, each clipped before its step": _players(clip_all=False),
+        "two players, all clipped before each step": _players(clip_all=True),
     }
 
 
@@ -115,5 +118,47 @@ def _every_other() -> dict[str, Any]:
         loss = (setup.model(batch[0]) - batch[1]).square().mean()
         loss.backward()
         return loss
+
+    return {"make_setup": make_setup, "data": (X, Y), "step": step, "steps": 6}
+
+
+def _perturbed() -> dict[str, Any]:
+    def make_setup() -> TrainingSetup:
+        model = _net()
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+
+    def step(setup: TrainingSetup, batch: Any) -> torch.Tensor:
+        delta = torch.zeros_like(batch[0]).requires_grad_()
+        (setup.model(batch[0] + delta) - batch[1]).square().mean().backward()
+        clip_grad_norm_([delta], 1.0)
+        setup.optimizer.zero_grad()
+        loss = (setup.model((batch[0] + delta.grad).detach()) - batch[1]).square().mean()
+        loss.backward()
+        setup.optimizer.step()
+        return loss
+
+    return {"make_setup": make_setup, "data": (X, Y), "step": step, "steps": 6}
+
+
+def _players(clip_all: bool) -> dict[str, Any]:
+    def make_setup() -> TrainingSetup:
+        model = nn.ModuleDict({"maker": nn.Linear(2, 6), "judge": _net()})
+        return TrainingSetup(model, {name: torch.optim.SGD(part.parameters(), lr=0.01) for name, part in model.items()})
+
+    def step(setup: TrainingSetup, batch: Any) -> dict[str, torch.Tensor]:
+        maker, judge = setup.model["maker"], setup.model["judge"]
+        made = maker(torch.randn(16, 2))
+        losses = {
+            "judge": lambda: (judge(batch[0]) - 1).square().mean() + judge(made.detach()).square().mean(),
+            "maker": lambda: (judge(made) - 1).square().mean(),
+        }
+        results = {}
+        for name, loss_fn in losses.items():
+            setup.model.zero_grad()
+            results[name] = loss_fn()
+            results[name].backward()
+            clip_grad_norm_((setup.model if clip_all else setup.model[name]).parameters(), 1.0)
+            setup.optimizers[name].step()
+        return results
 
     return {"make_setup": make_setup, "data": (X, Y), "step": step, "steps": 6}

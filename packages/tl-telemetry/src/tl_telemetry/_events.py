@@ -35,25 +35,8 @@ class Backward:
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
-    """One call of a clip function of ``torch.nn.utils``."""
-
-    kind: ClassVar[str] = "clip"
-    function: str
-    site: str
-    bound: float
-    given: int  # how many tensors were passed
-    followed: tuple[int, ...]  # those of them that are followed parameters
-    graded: tuple[int, ...]  # of those, the ones that had a gradient
-    used: tuple[int, ...]  # of those, the ones whose gradient had gone into an update already
-    norms: Span  # L2 norm of each graded one's gradient, before the clip
-    scale: Span | None  # the loss scale, where the gradients were still scaled
-    in_step: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Portion:
-    """Parameters of one step whose gradients have one history."""
+    """Parameters of one clip or step whose gradients have one history."""
 
     source: Source
     used: int  # the last backward number that an earlier update of theirs used
@@ -64,6 +47,25 @@ class Portion:
     def fresh(self) -> bool:
         """Whether something came into the gradient since the last update that used it."""
         return not self.source or self.source[0] == BY_HAND or self.source[-1] > self.used
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """One call of a clip function of ``torch.nn.utils``."""
+
+    kind: ClassVar[str] = "clip"
+    function: str
+    site: str
+    bound: float
+    given: int  # how many tensors were passed
+    with_gradient: int  # how many of them had a gradient, followed or not
+    followed: tuple[int, ...]  # those of them that are followed parameters
+    graded: tuple[int, ...]  # of those, the ones that had a gradient
+    used: tuple[int, ...]  # of those, the ones whose gradient had gone into an update already
+    portions: tuple[Portion, ...]
+    norms: Span  # L2 norm of each graded one's gradient, before the clip
+    scale: Span | None  # the loss scale, where the gradients were still scaled
+    in_step: str | None
 
 
 @dataclass(frozen=True, slots=True)

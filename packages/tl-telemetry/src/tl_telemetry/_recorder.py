@@ -204,8 +204,9 @@ class Recorder:
         start = perf_counter()
         self._look_around()
         gradients = self.gradients
-        known = map(self.tensors.index_of.get, map(id, parameters))
+        known = list(map(self.tensors.index_of.get, map(id, parameters)))
         followed = gradients.shared(i for i in known if i is not None)
+        others = [p for i, p in zip(known, parameters, strict=True) if i is None] if None in known else []
         _, graded = gradients.parted(followed)
         self._events.append(
             Clip(
@@ -213,9 +214,11 @@ class Recorder:
                 site=calling_site(),
                 bound=bound,
                 given=len(parameters),
+                with_gradient=len(graded) + sum(p.is_leaf and p.grad is not None for p in others),
                 followed=followed,
                 graded=graded,
                 used=gradients.kept(graded),
+                portions=gradients.portions(graded),
                 norms=self._norms(graded),
                 scale=self._scale_at(graded),
                 in_step=self._running_name(),

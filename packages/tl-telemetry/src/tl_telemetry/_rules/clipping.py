@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tl_core import Finding
-from tl_telemetry._events import Backward, Clip, OptimizerStep
+from tl_telemetry._events import BY_HAND, Backward, Clip, OptimizerStep
 from tl_telemetry._evidence import Evidence, at, number, several, telling
 from tl_telemetry._record import StepRecord, total
 
@@ -54,10 +54,13 @@ def clip_misses(run: Evidence) -> Iterator[Finding]:
             continue
         if any(not set(clip.graded).isdisjoint(stepped) for _, clip in finite):
             yield from _clips_zeros(run, function, site, finite)
+            yield from _clips_what_is_dropped(run, function, site, finite)
             continue
         followed = {i for _, clip in finite for i in clip.followed}
         given = max(clip.given for _, clip in finite)
         graded = {i for _, clip in finite for i in clip.graded}
+        if any(clip.with_gradient > len(clip.graded) for _, clip in finite):
+            continue  # gradients of tensors that nobody steps are used in another way: a perturbation's, an input's
         if not given:
             what = "it was given no tensors at all"
             cause = "its argument is empty: usually a generator that was read before (`params = model.parameters()`)"
@@ -85,6 +88,62 @@ def clip_misses(run: Evidence) -> Iterator[Finding]:
             parameters=run.named(followed),
             evidence={"calls": len(finite), "given": given, "with_gradient": len(graded)},
         )
+
+
+def _clips_what_is_dropped(
+    run: Evidence, function: str, site: str, calls: list[tuple[StepRecord, Clip]]
+) -> Iterator[Finding]:
+    """See clips whose gradients never go into an update, right before an update of other parameters."""
+    applied: dict[int, list[tuple[int, ...]]] = {}  # backward pass -> the parameters that were stepped with it
+    for _, event in run.steps:
+        for portion in event.portions:
+            for number in portion.source:
+                applied.setdefault(number, []).append(portion.parameters)
+    by_hand = {i for parameters in applied.get(BY_HAND, ()) for i in parameters}
+    pending = run.facts.recorder.gradients.held_passes()
+    hit: list[int] = []
+    covered: set[int] = set()
+    stepped: set[int] = set()
+    optimizers: list[str] = []
+    for record, clip in calls:
+        passes = {n for portion in clip.portions for n in portion.source if n > portion.used}
+        graded = set(clip.graded)
+        if not by_hand.isdisjoint(graded):
+            return  # gradients that were edited or assigned after the clip: what became of these is not known
+        if any(not graded.isdisjoint(parameters) for number in passes for parameters in applied.get(number, ())):
+            return
+        following = _next_step(record, clip)
+        if not passes or not passes.isdisjoint(pending) or following is None or not graded.isdisjoint(following.graded):
+            continue
+        hit.append(record.step)
+        covered |= graded
+        stepped.update(following.graded)
+        optimizers.append(following.optimizer)
+    if len(hit) < 2 or len(hit) * 3 < len(calls) * 2:
+        return
+    names = " and ".join(map(repr, dict.fromkeys(optimizers)))
+    yield Finding(
+        rule="clip-misses",
+        seen=f"{function}() at {site} clipped none of the stepped gradients: it covers only {run.shown(covered)}, "
+        f"whose gradients of that time never went into an update; what was stepped next is {run.shown(stepped)} "
+        f"({several(len(hit), 'call')}, {at(hit)})",
+        cause=f"the clip is given other parameters than those that {names} steps after it",
+        fix=f"pass the parameters of {names}",
+        steps=telling(hit),
+        parameters=run.named(covered),
+        evidence={"calls": len(calls), "dropped": len(hit)},
+    )
+
+
+def _next_step(record: StepRecord, clip: Clip) -> OptimizerStep | None:
+    """Return the optimizer step that follows a clip in its record without a backward pass in between."""
+    position = next(n for n, event in enumerate(record.events) if event is clip)
+    for event in record.events[position:]:
+        if isinstance(event, OptimizerStep):
+            return event
+        if isinstance(event, Backward):
+            return None
+    return None
 
 
 def _clips_zeros(run: Evidence, function: str, site: str, calls: list[tuple[StepRecord, Clip]]) -> Iterator[Finding]:
