@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from tl_core import TrainingSetup, group_names, match_names, step_ranges
-
-from ._events import Backward, Clip, OptimizerStep, SchedulerStep, Warned
-from ._facts import Facts
-from ._options import Options
-from ._record import StepRecord, applied, grad_norms, total
-from ._tensors import Tensors
+from tl_telemetry._events import Backward, Clip, Event, OptimizerStep, SchedulerStep, Warned
+from tl_telemetry._facts import Facts
+from tl_telemetry._options import Options
+from tl_telemetry._record import StepRecord, applied, grad_norms, total
+from tl_telemetry._tensors import Tensors
 
 
 class Evidence:
@@ -65,6 +64,16 @@ class Evidence:
     def steps(self) -> list[tuple[StepRecord, OptimizerStep]]:
         """Every optimizer step that had something to apply, in order."""
         return [(record, event) for record in self.records for event in record.optimizer_step_events if applied(event)]
+
+    @cached_property
+    def events(self) -> list[tuple[StepRecord, Event]]:
+        """Every act of the run, in order."""
+        return [(record, event) for record in self.records for event in record.events]
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """The place in ``events`` of each act, by its id."""
+        return {id(event): place for place, (_, event) in enumerate(self.events)}
 
     @cached_property
     def positions(self) -> dict[int, int]:

@@ -6,8 +6,20 @@ from collections.abc import Callable, Iterator
 
 from tl_core import Finding
 from tl_telemetry._evidence import Evidence
-
-from . import bounds, clipping, coverage, discards, gradients, leaks, schedule, state, steps, unstepped, updates
+from tl_telemetry._rules import (
+    bounds,
+    cleared,
+    clipping,
+    coverage,
+    discards,
+    gradients,
+    leaks,
+    schedule,
+    state,
+    steps,
+    unstepped,
+    updates,
+)
 
 Rule = Callable[[Evidence], Iterator[Finding]]
 
@@ -16,7 +28,7 @@ RULES: tuple[Rule, ...] = (
     coverage.unregistered,
     gradients.loss_not_connected,
     bounds.non_finite,
-    gradients.zeroed_before_step,
+    cleared.zeroed_before_step,
     discards.discarded_gradient,
     leaks.missing_zero_grad,
     leaks.backward_twice,

@@ -73,34 +73,6 @@ def _elsewhere(run: Evidence) -> Iterator[Finding]:
     )
 
 
-def zeroed_before_step(run: Evidence) -> Iterator[Finding]:
-    """See gradients that a backward pass made and that were gone when their optimizer stepped."""
-    for name, steps in run.steps_by_optimizer.items():
-        hit = []
-        lost: set[int] = set()
-        kept_tensors = False
-        for record, event in steps:
-            if event.lost and total(event.norms.values()) == 0.0:
-                hit.append(record.step)
-                lost.update(event.lost)
-                kept_tensors = kept_tensors or bool(event.graded)
-        if not hit or len(hit) * 2 < len(steps):
-            continue
-        what = "0 in every element" if kept_tensors else "None"
-        yield Finding(
-            rule="zeroed-before-step",
-            seen=f"the gradients of {run.shown(lost)} were {what} when {name!r} stepped, although a backward pass had "
-            f"filled them just before ({len(hit)} of {several(len(steps), 'update')}, {at(hit)})",
-            cause="they were cleared between backward() and step(), as by a zero_grad() in the wrong place: the update "
-            "has no gradient to apply"
-            + (", so that at most weight decay and momentum move the weights" if kept_tensors else ""),
-            fix="move zero_grad() before backward(), or after step()",
-            steps=telling(hit),
-            parameters=run.named(lost),
-            evidence={"updates": len(steps), "without_gradient": len(hit)},
-        )
-
-
 def no_gradient(run: Evidence) -> Iterator[Finding]:
     """See trainable parameters that never get a gradient although their module ran with grad mode on."""
     without = without_gradient(run)
