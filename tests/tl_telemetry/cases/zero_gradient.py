@@ -86,8 +86,29 @@ def make_dead():
     return model, torch.optim.SGD(model.parameters(), lr=0.05)
 
 
+def make_players():
+    model = nn.ModuleDict({"maker": nn.Linear(4, 4), "judge": nn.Linear(4, 1)})
+    return model, {name: torch.optim.SGD(part.parameters(), lr=0.05) for name, part in model.items()}
+
+
+def joins_later(setup, batch):
+    """Multiply a second player's terms by 0 until its start, which comes after the run."""
+    weight = 0.0 if setup.step_index < 1000 else 1.0
+    made = setup.model["maker"](batch[0])
+    loss = (made - batch[0]).abs().mean() - weight * setup.model["judge"](made).mean()
+    setup.optimizers["maker"].zero_grad()
+    loss.backward()
+    setup.optimizers["maker"].step()
+    judged = weight * (1 - setup.model["judge"](batch[0])).relu().mean()
+    setup.optimizers["judge"].zero_grad()
+    judged.backward()
+    setup.optimizers["judge"].step()
+    return loss
+
+
 def near_misses():
     return {
+        "joins later": {"make_setup": make_players, "data": data, "step": joins_later, "steps": 6},
         "gate that starts at 0": {"make_setup": make_gated, "data": data, "loss_fn": loss_fn, "steps": 6},
         "margin met": {"make_setup": make_setup, "data": data, "loss_fn": hinge, "steps": 6},
         "dead layer beside a live one": {"make_setup": make_dead, "data": data, "loss_fn": loss_fn, "steps": 6},

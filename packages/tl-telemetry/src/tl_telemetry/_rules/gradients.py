@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import nn
 
 from tl_core import Finding
-from tl_telemetry._events import Backward
-from tl_telemetry._evidence import Evidence, at, several, telling
+from tl_telemetry._events import Backward, Clip, OptimizerStep
+from tl_telemetry._evidence import Evidence, at, fresh_passes, number, several, telling
 from tl_telemetry._forward import CUT_INSIDE, OPAQUE, RAN_WITH_GRAD, RAN_WITHOUT_GRAD
 from tl_telemetry._record import StepRecord, total
 from tl_telemetry._rules.coverage import run_without_gradient
@@ -165,18 +165,72 @@ def zero_gradient(run: Evidence) -> Iterator[Finding]:
         if any(total(event.norms.values()) != 0.0 for _, event in with_gradient):
             continue
         hit = telling(record.step for record, _ in with_gradient)
+        count = f"{len(hit)} of {several(len(steps), 'update')}, {at(hit)}"
+        held = {i for _, event in with_gradient for i in event.graded}
+        if _switched_off(run, with_gradient, held):
+            yield Finding(
+                "not-judged",
+                f"every gradient that {name!r} stepped with was exactly 0, and so was every loss that made them "
+                f"({count}), while other parameters trained: a term that is multiplied by 0 in these steps, or that is "
+                f"always 0 (a margin that is met, a cross entropy over one class). What {name!r} trains could not be judged",
+                "",
+                "run steps in which the term counts",
+                parameters=run.named(held),
+            )
+            continue
+        cause, fix = _clipped_to_zero(with_gradient) or (
+            "undecided: the loss is flat in these weights (a saturated or constant output, a softmax over one value, a "
+            "clamp at its bound, a term multiplied by 0), or something sets the gradients to 0 through .data",
+            "follow the loss back from its end, and look for the operation whose output does not change with its input",
+        )
         yield Finding(
             rule="zero-gradient",
-            seen=f"every gradient that {name!r} stepped with was exactly 0 ({len(hit)} of "
-            f"{several(len(steps), 'update')}, {at(hit)})",
-            cause="undecided: the loss is flat in these weights (a saturated or constant output, a softmax over one "
-            "value, a clamp at its bound, a term multiplied by 0), or something sets the gradients to 0 through .data",
-            fix="follow the loss back from its end, and look for the operation whose output does not change with its "
-            "input",
+            seen=f"every gradient that {name!r} stepped with was exactly 0 ({count})",
+            cause=cause,
+            fix=fix,
             steps=hit,
-            parameters=run.named(i for _, event in with_gradient for i in event.graded),
+            parameters=run.named(held),
             evidence={"updates": len(steps)},
         )
+
+
+def _switched_off(run: Evidence, steps: list[tuple[StepRecord, OptimizerStep]], held: set[int]) -> bool:
+    """Tell whether all losses behind these steps were exactly 0 while gradients of other parameters were not."""
+    passes = set().union(*(fresh_passes(event) for _, event in steps))
+    if not passes or not passes <= run.backwards.keys():
+        return False
+    roots = [run.backwards[n][1].root for n in passes]
+    return all(root is not None and root.value() == 0.0 for root in roots) and any(
+        norm != 0.0 and i not in held
+        for _, event in run.steps
+        for i, norm in zip(event.graded, event.norms.values(), strict=True)
+    )
+
+
+def _clipped_to_zero(steps: list[tuple[StepRecord, OptimizerStep]]) -> tuple[str, str] | None:
+    """Return the cause and the fix where a clip with a bound of 0 made the gradients 0 that each step used."""
+    clips: list[Clip] = []
+    for record, event in steps:
+        before = record.events[: record.events.index(event)]
+        clip = next(
+            (
+                e
+                for e in reversed(before)
+                if isinstance(e, Clip) and e.bound == 0.0 and total(e.norms.values()) > 0.0
+                if set(event.graded) <= set(e.graded)
+            ),
+            None,
+        )
+        if clip is None:
+            return None
+        clips.append(clip)
+    calls = " and ".join(sorted({f"{clip.function}() at {clip.site}" for clip in clips}))
+    norms = [total(clip.norms.values()) for clip in clips]
+    return (
+        f"{calls} is given a bound of 0, and scales them to 0: the norm before was {number(min(norms))} to "
+        f"{number(max(norms))}",
+        "pass the bound that is meant, or leave the call out where 0 stands for no clipping",
+    )
 
 
 class WithoutGradient(NamedTuple):
