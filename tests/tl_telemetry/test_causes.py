@@ -259,3 +259,43 @@ def test_wanted_freeze_that_is_broken() -> None:
         "frozen modules in eval "
         "mode (module.eval()) after each model.train()"
     )
+
+
+def two_losses(clear: bool) -> tuple[Callable[[], TrainingSetup], Callable[[TrainingSetup, Any], Any]]:
+    """Return a loop that runs backward on a term of its loss, clears the gradients or does not, and then on the sum."""
+
+    def make_setup() -> TrainingSetup:
+        net = nn.Linear(6, 2)
+        return TrainingSetup(net, torch.optim.SGD(net.parameters(), lr=0.05))
+
+    def step(setup: TrainingSetup, batch: Any) -> Tensor:
+        setup.optimizer.zero_grad()
+        main, term = (setup.model(batch[0]) - batch[1]).square().mean(0).unbind()
+        term = 0.5 * term
+        term.backward(retain_graph=True)
+        if clear:
+            setup.optimizer.zero_grad()
+        total = main + term + 0.0
+        total.backward()
+        setup.optimizer.step()
+        return total
+
+    return make_setup, step
+
+
+def test_term_and_sum_are_added_up() -> None:
+    """A term of a loss that had a backward pass of its own before the sum's counts twice."""
+    make_setup, step = two_losses(clear=False)
+    line = step.__code__.co_firstlineno
+    assert str(findings(make_setup, step)[0]) == (
+        "[backward-twice] backward() ran on a term of a loss, and on the sum before 'optimizer' stepped "
+        f"(test_causes.py:{line + 4} and test_causes.py:{line + 8}; 8 of 8 updates, steps 0-7): the gradients of all 2 "
+        "parameters held the term twice\n"
+        "  cause: the second call adds its gradients to those of the first: nothing cleared them in between\n"
+        "  fix: call backward() on the sum alone, or on each term alone"
+    )
+
+
+def test_term_that_is_cleared_before_the_sum() -> None:
+    """A term whose gradients are only read (to weigh the losses) counts once."""
+    assert not [f for f in findings(*two_losses(clear=True)) if f.rule != "discarded-gradient"]

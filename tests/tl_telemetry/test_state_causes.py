@@ -69,3 +69,47 @@ def test_statistics_of_a_frozen_part_that_is_fed_by_a_trained_one() -> None:
         return loss
 
     assert only_finding(make_setup, step).parameters[0] == "1.1.running_mean"
+
+
+def keeps(what: str) -> tuple[Callable[[], TrainingSetup], Step]:
+    """Return a loop that keeps the outputs, or a running average of the features, with their history."""
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        setup = TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        setup.outputs, setup.center = [], torch.zeros(8)
+        return setup
+
+    def step(setup: TrainingSetup, batch: Any) -> float:
+        setup.optimizer.zero_grad()
+        features = setup.model[:2](batch[0])
+        if what == "features":
+            setup.center = 0.9 * setup.center + 0.1 * features.mean(0)
+        made = setup.model[2](features - setup.center.detach())
+        if what == "outputs":
+            setup.outputs.append(made)
+        loss = (made - batch[1]).square().mean()
+        loss.backward()
+        setup.optimizer.step()
+        return loss.item()
+
+    return make_setup, step
+
+
+@pytest.mark.parametrize("what", ["outputs", "features"])
+def test_what_a_loss_is_computed_from_is_kept(what: str) -> None:
+    """Outputs and features that are kept with their history are seen, and told from losses that are."""
+    assert str(only_finding(*keeps(what), steps=12)) == (
+        "[graph-kept-alive] parts of the autograd graphs of 8 of the first 8 steps were still alive when the run ended, "
+        "while the losses were not\n"
+        "  cause: something that a loss is computed from is kept with its history from step to step, so that memory "
+        "grows with every step: usually outputs or features in a list (`outputs.append(model(x))`), a running average "
+        "of them, or a hidden state\n"
+        "  fix: keep what .detach() returns of it"
+    )
+
+
+def test_nothing_kept_is_no_finding() -> None:
+    """The same loop that keeps nothing gets no finding."""
+    make_setup, step = keeps("nothing")
+    assert run_training(make_setup, (X, Y), step, steps=12).check().ok

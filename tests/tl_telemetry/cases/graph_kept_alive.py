@@ -15,8 +15,8 @@ Y = X @ torch.linspace(-1.0, 1.0, 6).unsqueeze(1)
 
 MESSAGE = """\
 [graph-kept-alive] the autograd graphs of 8 of 8 steps were still alive when the run ended
-  cause: tensors with their history are kept from step to step: memory grows with every step. Which, is not seen: \
-usually a loss that is summed (`total += loss`) or listed (`losses.append(loss)`), a hidden state, or outputs
+  cause: losses, or what is computed from them, are kept with their history from step to step, so that memory grows \
+with every step: usually a sum (`total += loss`) or a list (`losses.append(loss)`)
   fix: keep loss.detach() (or loss.item() where waiting for the device is fine)"""
 
 
@@ -53,6 +53,9 @@ def near_misses() -> dict[str, dict[str, Any]]:
         "truncated backpropagation through time": _truncated(),
         "two backward passes from one graph": _retained(),
         "a gradient penalty": _penalty(),
+        "the last three outputs": _outputs(lambda setup, made: setup.last.append(made)),
+        "outputs without their history": _outputs(lambda setup, made: setup.kept.append(made.detach())),
+        "what is computed from the weights once": _once(),
     }
 
 
@@ -110,5 +113,43 @@ def _penalty() -> dict[str, Any]:
         loss.backward()
         setup.optimizer.step()
         return loss
+
+    return {"make_setup": make_setup, "data": (X, Y), "step": step, "steps": 8}
+
+
+def _outputs(keep: Any) -> dict[str, Any]:
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 1)
+        setup = TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        setup.kept, setup.last = [], deque(maxlen=3)
+        return setup
+
+    def step(setup: TrainingSetup, batch: Any) -> torch.Tensor:
+        setup.optimizer.zero_grad()
+        made = setup.model(batch[0])
+        loss = (made - batch[1]).square().mean()
+        loss.backward()
+        setup.optimizer.step()
+        keep(setup, made)
+        return loss.detach()
+
+    return {"make_setup": make_setup, "data": (X, Y), "step": step, "steps": 12}
+
+
+def _once() -> dict[str, Any]:
+    def make_setup() -> TrainingSetup:
+        model = nn.ModuleDict({"scale": nn.Linear(6, 1, bias=False), "head": nn.Linear(6, 1)})
+        setup = TrainingSetup(model, torch.optim.SGD(model["head"].parameters(), lr=0.05))
+        model["scale"].requires_grad_(False)
+        factor = torch.ones(6, requires_grad=True)
+        setup.shift = factor * 2
+        return setup
+
+    def step(setup: TrainingSetup, batch: Any) -> torch.Tensor:
+        setup.optimizer.zero_grad()
+        loss = (setup.model["head"](batch[0] + setup.shift) - batch[1]).square().mean()
+        loss.backward(retain_graph=True)
+        setup.optimizer.step()
+        return loss.detach()
 
     return {"make_setup": make_setup, "data": (X, Y), "step": step, "steps": 8}

@@ -21,6 +21,7 @@ class BackwardBegun:
     leftover: tuple[int, ...]
     leftover_norms: Span | None
     repeats: int | None
+    repeats_term: bool
     repeated: tuple[int, ...]
     repeated_norms: Span | None
     filled: set[int] = field(default_factory=set)  # by now, seen by optimizers that step inside of the pass

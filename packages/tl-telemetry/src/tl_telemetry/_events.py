@@ -28,7 +28,8 @@ class Backward:
     connected: bool  # False when the root is a leaf: no graph behind it
     leftover: tuple[int, ...]  # of those, the ones whose gradient an update had used already
     leftover_norms: Span | None  # L2 norms of what was still there, before this pass added to it
-    repeats: int | None  # number of the earlier pass from the very same loss
+    repeats: int | None  # number of the earlier pass from the very same loss, or from a term of it
+    repeats_term: bool  # whether that was a term of the sum that this loss is
     repeated: tuple[int, ...]  # parameters that still held the earlier pass's gradient
     repeated_norms: Span | None
     in_step: str | None  # the optimizer inside whose step it ran (a closure)

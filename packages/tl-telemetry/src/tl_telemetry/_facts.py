@@ -40,7 +40,8 @@ class Facts:
     trainable_start: frozenset[str] = field(init=False)
     num_start: int = field(init=False)  # how many tensors were followed when the run began: the first ones
     resumed: bool = field(init=False)
-    graphs_alive: int = 0  # earlier steps' graphs still alive when the run ended
+    graphs_alive: int = 0  # earlier steps' graphs still alive when the run ended, with their losses
+    graph_parts_alive: int = 0  # of the first steps' graphs, those of which at least the beginning is alive
 
     def __post_init__(self) -> None:
         self.start = self._fingerprint()
@@ -63,10 +64,11 @@ class Facts:
         """Read how things stand now: the end, for somebody who asks before the run is over."""
         self.end = self._fingerprint()
         self.state_end = state_entries(self.setup, compare=False)
-        self.graphs_alive = self.recorder.marks.count_alive()
-        if self.graphs_alive > 2:
+        marks = self.recorder.marks
+        self.graphs_alive, self.graph_parts_alive = marks.count_alive(), marks.count_deep_alive()
+        if max(self.graphs_alive, self.graph_parts_alive) > 2:
             gc.collect()  # graphs in reference cycles are not held by anybody: let them go before counting
-            self.graphs_alive = self.recorder.marks.count_alive()
+            self.graphs_alive, self.graph_parts_alive = marks.count_alive(), marks.count_deep_alive()
 
     def _fingerprint(self) -> Fingerprint:
         followed: dict[str, Tensor] = {entry.name: entry.tensor for entry in self.tensors.entries}

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 _keys = itertools.count()
+# How many terms of a sum of losses are looked at.
+MAX_TERMS = 32
+# How far a graph is walked for the nodes next to its parameters, and in how many steps and passes of a step.
+MAX_WALKED = 2000
+WALKED_STEPS = 8
+WALKED_PASSES = 4
 # Through how many scalings of a loss (`scaler.scale(loss) / 4`) it is known again.
 MAX_SCALINGS = 6
 # Graphs followed at a time; the first ones of a run tell as much as all of them.
 MAX_ALIVE = 64
 
 _SCALINGS = frozenset({"MulBackward0", "DivBackward0", "ToCopyBackward0"})
+_SUM = "AddBackward0"
+_LEAF = "torch::autograd::AccumulateGrad"
 
 
 class _Mark:
@@ -27,6 +36,20 @@ class _Mark:
         self.number = number
 
 
+class Met(NamedTuple):
+    """What was known of a loss when ``backward`` was called on it.
+
+    Attributes:
+        earlier: the number of the earlier pass from the very same loss, or from a term of it; 0: none.
+        is_term: whether that was a term of the sum that this loss is.
+        connected: whether any root has a graph.
+    """
+
+    earlier: int
+    is_term: bool
+    connected: bool
+
+
 class GraphMarks:
     """Knows which losses were passed to ``backward`` before, and how many steps' graphs are still alive."""
 
@@ -34,14 +57,14 @@ class GraphMarks:
         self._key = f"tl_telemetry.{next(_keys)}"  # observers may nest: each knows only its own marks
         self.num_steps = 0
         self.num_followed = 0  # steps with a followed graph
+        self.num_walked = 0  # of those, the ones whose graphs are followed down to the parameters
+        self._walked_passes = 0  # in this step
         self._marks: list[tuple[int, weakref.ref[_Mark]]] = []
+        self._deep_marks: list[tuple[int, weakref.ref[_Mark]]] = []
 
-    def meet(self, roots: Sequence[Any], number: int) -> tuple[int, bool]:
-        """Mark the graph of a backward pass.
-
-        Returns the number of the earlier pass from the very same loss (0: none), and whether any root has a graph.
-        """
-        earlier, connected = 0, False
+    def meet(self, roots: Sequence[Any], number: int) -> Met:
+        """Mark the graph of a backward pass, and look for the marks of earlier ones."""
+        earlier, of_term, connected = 0, 0, False
         for root in roots:
             node = getattr(root, "grad_fn", None) or getattr(root, "node", None)
             if node is None:
@@ -49,10 +72,8 @@ class GraphMarks:
             connected = True
             # one node may have several outputs (unbind, split): each is a loss of its own
             nodes = list(_scalings(node, root.output_nr))
-            for met, output in nodes:
-                mark = met.metadata.get((self._key, output))
-                if mark is not None:
-                    earlier = max(earlier, mark.number)
+            earlier = max(earlier, self._latest(nodes))
+            of_term = max(of_term, self._latest(_terms(*nodes[-1])))
             mark = _Mark(number)
             for met, output in nodes:
                 met.metadata[self._key, output] = mark
@@ -61,15 +82,37 @@ class GraphMarks:
             if len(self._marks) < MAX_ALIVE:
                 self.num_followed = max(self.num_followed, self.num_steps + 1)
                 self._marks.append((self.num_steps, weakref.ref(mark)))
-        return earlier, connected
+            self._mark_deep(node)
+        return Met(earlier or of_term, not earlier and bool(of_term), connected)
+
+    def _latest(self, nodes: Iterable[tuple[Any, int]]) -> int:
+        """Return the latest pass that began at one of these nodes; 0: none did."""
+        marks = (node.metadata.get((self._key, output)) for node, output in nodes)
+        return max((mark.number for mark in marks if mark is not None), default=0)
+
+    def _mark_deep(self, root: Any) -> None:
+        """Mark the nodes next to parameters: whatever depends on those, kept, keeps them alive."""
+        if self.num_steps >= WALKED_STEPS or self._walked_passes >= WALKED_PASSES:
+            return
+        self._walked_passes += 1
+        self.num_walked = max(self.num_walked, self.num_steps + 1)
+        mark = _Mark(0)
+        for node in _next_to_leaves(root):
+            node.metadata[self._key] = mark
+        self._deep_marks.append((self.num_steps, weakref.ref(mark)))
 
     def close_step(self) -> None:
         self.num_steps += 1
+        self._walked_passes = 0
 
     def count_alive(self) -> int:
         """Return how many steps have a graph that is alive, of the ``MAX_ALIVE`` graphs followed at a time."""
         self._drop_dead()
         return len({step for step, _ in self._marks})
+
+    def count_deep_alive(self) -> int:
+        """Return how many of the first steps have a graph of which at least the beginning is alive."""
+        return len({step for step, ref in self._deep_marks if ref() is not None})
 
     def _drop_dead(self) -> None:
         self._marks = [(step, ref) for step, ref in self._marks if ref() is not None]
@@ -85,3 +128,36 @@ def _scalings(node: Any, output: int) -> Iterator[tuple[Any, int]]:
         if len(inputs) != 1:
             return
         node, output = inputs[0]
+
+
+def _terms(node: Any, output: int) -> Iterator[tuple[Any, int]]:
+    """Yield, for a sum, the nodes and outputs of its terms and of what is scaled in them."""
+    left = MAX_TERMS
+    sums = [node] if node.name() == _SUM else []
+    while sums and left:
+        for child, number in sums.pop().next_functions:
+            if child is None or not left:
+                continue
+            left -= 1
+            for term in _scalings(child, number):
+                yield term
+                if term[0].name() == _SUM:
+                    sums.append(term[0])
+
+
+def _next_to_leaves(root: Any) -> Iterator[Any]:
+    """Yield the nodes whose inputs are parameters (or other leaves), nearest to the root first."""
+    queue, met = deque([root]), {root}
+    while queue:
+        node = queue.popleft()
+        is_next = False
+        for child, _ in node.next_functions:
+            if child is None or child in met:
+                continue
+            if child.name() == _LEAF:
+                is_next = True
+            elif len(met) < MAX_WALKED:
+                met.add(child)
+                queue.append(child)
+        if is_next:
+            yield node

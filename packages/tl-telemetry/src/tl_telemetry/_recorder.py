@@ -154,15 +154,16 @@ class Recorder:
         self.num_backwards += 1
         gradients = self.gradients
         leftover = gradients.kept(gradients.everything)
-        earlier, connected = self.marks.meet(roots, self.num_backwards)
-        repeated = gradients.holding(earlier) if earlier else ()
+        met = self.marks.meet(roots, self.num_backwards)
+        repeated = gradients.holding(met.earlier) if met.earlier else ()
         self._begun = BackwardBegun(
             site=calling_site(),
             root=self._root(roots),
-            connected=connected,
+            connected=met.connected,
             leftover=leftover,
             leftover_norms=self._norms(leftover) if leftover else None,
-            repeats=earlier if repeated else None,
+            repeats=met.earlier if repeated else None,
+            repeats_term=met.is_term,
             repeated=repeated,
             repeated_norms=self._norms(repeated) if repeated else None,
         )
@@ -188,6 +189,7 @@ class Recorder:
                 leftover=begun.leftover,
                 leftover_norms=begun.leftover_norms,
                 repeats=begun.repeats,
+                repeats_term=begun.repeats_term,
                 repeated=begun.repeated,
                 repeated_norms=begun.repeated_norms,
                 in_step=self._running_name(),

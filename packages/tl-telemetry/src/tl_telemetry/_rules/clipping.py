@@ -97,8 +97,8 @@ def _clips_what_is_dropped(
     applied: dict[int, list[tuple[int, ...]]] = {}  # backward pass -> the parameters that were stepped with it
     for _, event in run.steps:
         for portion in event.portions:
-            for number in portion.source:
-                applied.setdefault(number, []).append(portion.parameters)
+            for one in portion.source:
+                applied.setdefault(one, []).append(portion.parameters)
     by_hand = {i for parameters in applied.get(BY_HAND, ()) for i in parameters}
     pending = run.facts.recorder.gradients.held_passes()
     hit: list[int] = []
@@ -110,7 +110,7 @@ def _clips_what_is_dropped(
         graded = set(clip.graded)
         if not by_hand.isdisjoint(graded):
             return  # gradients that were edited or assigned after the clip: what became of these is not known
-        if any(not graded.isdisjoint(parameters) for number in passes for parameters in applied.get(number, ())):
+        if any(not graded.isdisjoint(parameters) for one in passes for parameters in applied.get(one, ())):
             return
         following = _next_step(record, clip)
         if not passes or not passes.isdisjoint(pending) or following is None or not graded.isdisjoint(following.graded):

@@ -102,11 +102,13 @@ def backward_twice(run: Evidence) -> Iterator[Finding]:
         hit: list[int] = []
         held: set[int] = set()
         sites: set[str] = set()
+        of_term = False
         for record, event in steps:
             for portion in event.portions:
                 for backward in _passes(run, portion):
                     doubled = _doubled(backward, portion)
                     if doubled:
+                        of_term = backward.repeats_term
                         hit.append(record.step)
                         held.update(doubled)
                         sites.update((run.backwards[backward.repeats or 0][1].site, backward.site))
@@ -114,11 +116,14 @@ def backward_twice(run: Evidence) -> Iterator[Finding]:
             continue
         yield Finding(
             rule="backward-twice",
-            seen=f"backward() ran twice on the same loss before {name!r} stepped ({_lines(sites)}; "
+            seen=f"backward() ran {'on a term of a loss, and on the sum' if of_term else 'twice on the same loss'} "
+            f"before {name!r} stepped ({_lines(sites)}; "
             f"{len(set(hit))} of {several(len(steps), 'update')}, {at(hit)}): the gradients of {run.shown(held)} held "
-            "it twice",
+            f"{'the term' if of_term else 'it'} twice",
             cause="the second call adds its gradients to those of the first: nothing cleared them in between",
-            fix="call backward() once on each loss; to log gradient norms, read p.grad after that call, or take them "
+            fix="call backward() on the sum alone, or on each term alone"
+            if of_term
+            else "call backward() once on each loss; to log gradient norms, read p.grad after that call, or take them "
             "from torch.autograd.grad, which adds nothing to p.grad",
             steps=telling(hit),
             parameters=run.named(held),

@@ -149,19 +149,37 @@ def _static(run: Evidence) -> list[str]:
 
 def graph_kept_alive(run: Evidence) -> Iterator[Finding]:
     """See autograd graphs that stay alive from step to step."""
-    count, marked = run.facts.graphs_alive, run.facts.recorder.marks.num_steps
-    followed = min(marked, run.facts.recorder.marks.num_followed)
-    if count < 4 or count < 0.7 * (followed - 1):
+    facts, marks = run.facts, run.facts.recorder.marks
+    for count, followed, whole in (
+        (facts.graphs_alive, min(marks.num_steps, marks.num_followed), True),
+        (facts.graph_parts_alive, min(marks.num_steps, marks.num_walked), False),
+    ):
+        if count < 4 or count < 0.7 * (followed - 1):
+            continue
+        if whole:
+            seen = f"the autograd graphs of {count} of {several(followed, 'step')} were still alive when the run ended"
+            kept = "losses, or what is computed from them, are kept with their history"
+            usual = "usually a sum (`total += loss`) or a list (`losses.append(loss)`)"
+            fix = "keep loss.detach() (or loss.item() where waiting for the device is fine)"
+        else:
+            seen = (
+                f"parts of the autograd graphs of {count} of the first {several(followed, 'step')} were still alive "
+                "when the run ended, while the losses were not"
+            )
+            kept = "something that a loss is computed from is kept with its history"
+            usual = (
+                "usually outputs or features in a list (`outputs.append(model(x))`), a running average of them, or a "
+                "hidden state"
+            )
+            fix = "keep what .detach() returns of it"
+        yield Finding(
+            rule="graph-kept-alive",
+            seen=seen,
+            cause=f"{kept} from step to step, so that memory grows with every step: {usual}",
+            fix=fix,
+            evidence={"alive": count, "followed": followed},
+        )
         return
-    yield Finding(
-        rule="graph-kept-alive",
-        seen=f"the autograd graphs of {count} of {several(followed, 'step')} were still alive when the run ended",
-        cause="tensors with their history are kept from step to step: memory grows with every step. Which, is not "
-        "seen: "
-        "usually a loss that is summed (`total += loss`) or listed (`losses.append(loss)`), a hidden state, or outputs",
-        fix="keep loss.detach() (or loss.item() where waiting for the device is fine)",
-        evidence={"alive": count, "followed": followed},
-    )
 
 
 def loss_broadcast(run: Evidence) -> Iterator[Finding]:
