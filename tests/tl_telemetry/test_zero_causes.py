@@ -67,8 +67,8 @@ def test_a_term_that_is_switched_off() -> None:
     assert report.ok
     assert [note.seen for note in report.notes] == [
         "every gradient that 'a' stepped with was exactly 0, and so was every loss that made them (4 of 4 updates, "
-        "steps 0-3), while other parameters trained: a term that is multiplied by 0 in these steps, or that is always 0 (a "
-        "margin that is met, a cross entropy over one class). What 'a' trains could not be judged"
+        "steps 0-3), while other parameters trained: a term that is multiplied by 0 in these steps, or that is always "
+        "0 (a margin that is met, a cross entropy over one class). What 'a' trains could not be judged"
     ]
 
 

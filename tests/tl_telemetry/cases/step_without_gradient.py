@@ -77,5 +77,51 @@ def tasks(first_b):
     return {"make_setup": make_tasks, "data": data, "step": step, "steps": 6}
 
 
+def make_players():
+    model = nn.ModuleDict({"maker": nn.Linear(4, 4), "judge": nn.Linear(4, 1)})
+    return TrainingSetup(model, {name: torch.optim.SGD(part.parameters(), lr=0.05) for name, part in model.items()})
+
+
+def in_turns(setup, batch):
+    """Freeze each player while the other trains; at a step's end one of them is always frozen."""
+    maker, judge = setup.model["maker"], setup.model["judge"]
+    maker.requires_grad_(False)
+    judge.requires_grad_(True)
+    setup.optimizers["judge"].zero_grad()
+    loss = nn.functional.mse_loss(judge(maker(batch[0])), batch[1])
+    loss.backward()
+    setup.optimizers["judge"].step()
+    maker.requires_grad_(True)
+    judge.requires_grad_(False)
+    setup.optimizers["maker"].zero_grad()
+    loss = judge(maker(batch[0])).mean()
+    loss.backward()
+    setup.optimizers["maker"].step()
+    return loss
+
+
+def make_waiting():
+    setup = make_players()
+    setup.model["maker"].requires_grad_(False)
+    return setup
+
+
+def waits(setup, batch):
+    """Step every optimizer, also that of a part which is frozen until its turn."""
+    if setup.step_index == 1000:
+        setup.model["maker"].requires_grad_(True)
+    setup.model.zero_grad()
+    loss = nn.functional.mse_loss(setup.model["judge"](setup.model["maker"](batch[0])), batch[1])
+    loss.backward()
+    for optimizer in setup.optimizers.values():
+        optimizer.step()
+    return loss
+
+
 def near_misses():
-    return {"late task": tasks(first_b=5), "task that is not drawn": tasks(first_b=6)}
+    return {
+        "in turns": {"make_setup": make_players, "data": data, "step": in_turns, "steps": 6},
+        "frozen until its turn": {"make_setup": make_waiting, "data": data, "step": waits, "steps": 6},
+        "late task": tasks(first_b=5),
+        "task that is not drawn": tasks(first_b=6),
+    }

@@ -45,6 +45,7 @@ class Recorder:
         self.close_at_updates = True  # until somebody opens a step
         self.num_backwards = 0
         self.became_trainable: dict[int, int] = {}  # index -> step
+        self.frozen_since: dict[int, int] = {}  # index -> step, for what was trainable before and is not again
         self.built_optimizers: list[tuple[int, Stepper]] = []
         self._updates = Updates() if track_updates else None
         self._figures = Figures()
@@ -326,6 +327,9 @@ class Recorder:
         for index, (was, is_now) in enumerate(zip(self._requires_grad, now, strict=False)):
             if is_now and not was:
                 self.became_trainable.setdefault(index, len(self.records))
+                self.frozen_since.pop(index, None)
+            elif was and not is_now:
+                self.frozen_since[index] = len(self.records)
         self._requires_grad = now
 
     def _norms(self, indices: tuple[int, ...]) -> Span:

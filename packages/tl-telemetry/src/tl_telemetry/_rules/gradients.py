@@ -172,7 +172,8 @@ def zero_gradient(run: Evidence) -> Iterator[Finding]:
                 "not-judged",
                 f"every gradient that {name!r} stepped with was exactly 0, and so was every loss that made them "
                 f"({count}), while other parameters trained: a term that is multiplied by 0 in these steps, or that is "
-                f"always 0 (a margin that is met, a cross entropy over one class). What {name!r} trains could not be judged",
+                f"always 0 (a margin that is met, a cross entropy over one class). What {name!r} trains could not be "
+                "judged",
                 "",
                 "run steps in which the term counts",
                 parameters=run.named(held),

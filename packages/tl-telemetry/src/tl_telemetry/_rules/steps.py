@@ -17,7 +17,9 @@ def step_without_gradient(run: Evidence) -> Iterator[Finding]:
     for name, steps in run.steps_by_optimizer.items():
         if any(event.graded or event.lost for _, event in steps):
             continue
-        indices = {i for _, event in steps for i in event.ungraded} - run.ignored
+        held = {i for s in run.facts.recorder.steppers if s.name == name for i in s.indices}
+        indices = {i for _, event in steps for i in event.ungraded} | held & run.facts.recorder.frozen_since.keys()
+        indices -= run.ignored
         if not indices or indices <= idle:
             continue  # parts of the model that were not called have a note of their own: it may not be their turn
         hit = telling(record.step for record, _ in steps)
@@ -51,6 +53,15 @@ def _why_without(
         return (
             "backward passes gave them gradients, but in no step in which it stepped, or after its step",
             "call step() after backward(), in the same steps",
+        )
+    since = run.facts.recorder.frozen_since
+    if indices <= since.keys():
+        when = at(since[i] for i in indices) if run.told_steps else "this run"
+        return (
+            f"the loop froze them (requires_grad_(False)) in {when}, as for another optimizer's turn, and never set "
+            "them back",
+            f"set requires_grad_(True) again before the forward pass whose gradients {name!r} steps with; if its turn "
+            "only comes after this run, freeze it before the loop begins",
         )
     return (
         f"none of the {several(len(run.backwards), 'backward pass')} of the run reached them. Undecided why: the loss "
