@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tl_core import Finding, TrainingSetup
 from tl_telemetry import run_training
@@ -113,3 +114,100 @@ def test_nothing_kept_is_no_finding() -> None:
     """The same loop that keeps nothing gets no finding."""
     make_setup, step = keeps("nothing")
     assert run_training(make_setup, (X, Y), step, steps=12).check().ok
+
+
+class Average:
+    """An exponential moving average of a model's weights, and its mistakes."""
+
+    def __init__(self, model: nn.Module, *, clone: bool = True, decay: float = 0.99) -> None:
+        self.decay = decay
+        self.shadow = [p.detach().clone() if clone else p.detach() for p in model.parameters()]
+
+    @torch.no_grad()
+    def update(self, tensors: list[Tensor]) -> None:
+        for mine, other in zip(self.shadow, tensors, strict=True):
+            mine.mul_(self.decay).add_(other, alpha=1.0 - self.decay)
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        return {"shadow": self.shadow}
+
+
+def averaged(update: Callable[[TrainingSetup], object], **options: Any) -> tuple[Callable[[], TrainingSetup], Step]:
+    def make_setup() -> TrainingSetup:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        return TrainingSetup(model, optimizer, state={"ema": Average(model, **options)})
+
+    def step(setup: TrainingSetup, batch: Any) -> Tensor:
+        setup.optimizer.zero_grad()
+        loss = (setup.model(batch[0]) - batch[1]).square().mean()
+        loss.backward()
+        setup.optimizer.step()
+        update(setup)
+        return loss.detach()
+
+    return make_setup, step
+
+
+def with_itself(setup: TrainingSetup) -> None:
+    setup.state["ema"].update(setup.state["ema"].shadow)
+
+
+def with_copies(setup: TrainingSetup) -> None:
+    setup.state["ema"].update([p.clone() for p in setup.state["ema"].shadow])
+
+
+def with_the_model(setup: TrainingSetup) -> None:
+    setup.state["ema"].update(list(setup.model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("update", "options"), [(with_itself, {}), (with_copies, {}), (with_the_model, {"decay": 1.0})]
+)
+def test_average_that_is_written_to_and_stays(update: Callable[[TrainingSetup], object], options: Any) -> None:
+    """An average of itself, or one with a decay of 1, is seen although it is written to in every step."""
+    finding = only_finding(*averaged(update, **options))
+    assert finding.rule == "ema-never-updated"
+    assert finding.seen == (
+        "setup.state['ema'] (Average) started as a copy of the weights and did not follow them in 8 updates, although "
+        f"it was written to: the weights moved by {finding.evidence['relative_change']:.3g} of their size, the average "
+        "by less than 1e-05 of that in their direction"
+    )
+    assert finding.cause == (
+        "undecided: its update is given the average itself (or the initial weights) instead of the trained model, its "
+        "decay is 1, or its updates round away in float32"
+    )
+
+
+def test_average_that_is_the_model() -> None:
+    """An average that holds the parameters themselves is the model."""
+    assert str(only_finding(*averaged(with_the_model, clone=False))) == (
+        "[ema-never-updated] setup.state['ema'] (Average) shares the memory of all of the model's weights: it is the "
+        "model, and no average of it\n"
+        "  cause: it holds the parameters themselves (`p.data`, `p.detach()`) instead of copies: every update of the "
+        "weights is at once its own\n"
+        "  fix: copy the weights when the average is made: p.detach().clone(), or copy.deepcopy(model)"
+    )
+
+
+def test_average_that_is_asked_and_never_updated() -> None:
+    """An average that is evaluated but never updated is seen, and that it was used is said."""
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 1)
+        ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.05), state={"ema": ema})
+
+    def step(setup: TrainingSetup, batch: Any) -> Tensor:
+        setup.optimizer.zero_grad()
+        loss = (setup.model(batch[0]) - batch[1]).square().mean()
+        loss.backward()
+        setup.optimizer.step()
+        with torch.no_grad():
+            setup.state["ema"](batch[0])
+        return loss.detach()
+
+    assert only_finding(make_setup, step).seen == (
+        "setup.state['ema'] (AveragedModel) started as a copy of the weights and never changed in 8 updates, although "
+        "forward passes used it"
+    )

@@ -53,6 +53,18 @@ class _Anchor:
         return {"weights": self.weights}
 
 
+class _Helper:
+    """Steps with a momentum, and saves the model's weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.momentum = model, 0.9
+
+    def step(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict()}
+
+
 def _case(update: Any, make: Any = _Average, name: str = "ema", steps: int = 6) -> dict[str, Any]:
     def make_setup() -> TrainingSetup:
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -93,7 +105,11 @@ def near_misses() -> dict[str, dict[str, Any]]:
         "a network that follows slowly": _case(_polyak, copy.deepcopy, "target"),
         "the best weights so far": _case(lambda setup: None, copy.deepcopy, "best"),
         "a run of two steps": _case(lambda setup: None, steps=2),
-        "a teacher that is only asked": _teacher(),
+        "a reference model that is only asked": _teacher(),
+        "an average that hardly moves": _case(
+            lambda setup: setup.state["ema"].update(setup.model), lambda model: _Average(model, decay=0.9999)
+        ),
+        "a helper that shows the model's own weights": _case(lambda setup: None, _Helper, "helper"),
         "a dict of tensors that follows": _case(_dict_follows, lambda model: dict(_copies(model))),
         "a dict of tensors that stays": _case(lambda setup: None, lambda model: dict(_copies(model)), "anchor"),
     }
@@ -126,13 +142,13 @@ def _teacher() -> dict[str, Any]:
         return TrainingSetup(
             model,
             torch.optim.SGD(model.parameters(), lr=0.05),
-            state={"ema": copy.deepcopy(model).requires_grad_(False)},
+            state={"reference": copy.deepcopy(model).requires_grad_(False)},
         )
 
     def step(setup: TrainingSetup, batch: Any) -> torch.Tensor:
         setup.optimizer.zero_grad()
         loss = (setup.model(batch[0]) - batch[1]).square().mean()
-        loss = loss + (setup.model(batch[0]) - setup.state["ema"](batch[0])).square().mean()
+        loss = loss + (setup.model(batch[0]) - setup.state["reference"](batch[0])).square().mean()
         loss.backward()
         setup.optimizer.step()
         return loss

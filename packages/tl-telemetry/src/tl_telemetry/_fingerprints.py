@@ -49,21 +49,32 @@ def _same(a: float, b: float) -> bool:
     return a == b or (a != a and b != b)
 
 
+# Of each tensor of an average, about so many elements are kept: enough to tell whether it follows the weights.
+NUM_SAMPLED = 4096
+
+
 @dataclass
 class StateEntry:
-    """One entry of ``setup.state`` at the start of a run.
+    """One entry of ``setup.state`` at the start or the end of a run.
 
     Attributes:
-        copy_of_weights: whether it held a tensor equal to each of the model's parameters.
         averages: whether something says that it is an average (its class, its name, a decay it keeps).
+        copies: a tensor of its own that equals each of the model's parameters, by their names; empty unless each has
+            one. Only looked for at the start.
+        aliases: whether it is called an average and holds the parameters themselves, and no copies.
         tensors: the fingerprint of what its ``state_dict`` holds.
         numbers: the plain numbers in it.
+        samples: of an average, some elements of each tensor.
+        weights: beside them, the same elements of each of the model's parameters.
     """
 
-    copy_of_weights: bool
     averages: bool
+    copies: dict[str, str]
+    aliases: bool
     tensors: Fingerprint
     numbers: tuple[Any, ...]
+    samples: dict[str, Tensor]
+    weights: dict[str, Tensor]
 
 
 def state_entries(setup: TrainingSetup, *, compare: bool) -> dict[str, StateEntry]:
@@ -72,19 +83,32 @@ def state_entries(setup: TrainingSetup, *, compare: bool) -> dict[str, StateEntr
     ``compare`` looks for copies of the weights in them, which waits for the device: only before a run.
     """
     entries = {}
-    weights = [p.detach() for p in setup.model.parameters() if not is_lazy(p)]
+    weights = {name: p.detach() for name, p in setup.model.named_parameters() if not is_lazy(p)}
     for name, value in setup.state.items():
         read = _read_state(value)
         if read is None:
             continue
         tensors, numbers = read
+        averages = _averages(name, value)
+        copies = _copies(tensors, weights) if compare else {}
         entries[name] = StateEntry(
-            copy_of_weights=compare and _holds_copies(list(tensors.values()), weights),
-            averages=_averages(name, value),
+            averages=averages,
+            copies=copies,
+            aliases=not copies and _is_called_average(name, value) and _shares(tensors, weights),
             tensors=Fingerprint(tensors),
             numbers=numbers,
+            samples=_samples(tensors) if averages else {},
+            weights=_samples(weights) if averages else {},
         )
     return entries
+
+
+def _samples(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: t.detach().reshape(-1)[:: max(1, t.numel() // NUM_SAMPLED)].clone()
+        for name, t in tensors.items()
+        if not is_lazy(t) and t.is_floating_point() and t.layout is torch.strided
+    }
 
 
 def _read_state(value: Any) -> tuple[dict[str, Tensor], tuple[Any, ...]] | None:
@@ -118,20 +142,28 @@ def _flatten(prefix: str, value: Any, tensors: dict[str, Tensor], numbers: list[
         numbers.append(value)
 
 
-def _holds_copies(tensors: list[Tensor], weights: list[Tensor]) -> bool:
-    if not weights:
-        return False
-    remaining = list(tensors)
-    for weight in weights:
-        for position, tensor in enumerate(remaining):
+def _copies(tensors: dict[str, Tensor], weights: dict[str, Tensor]) -> dict[str, str]:
+    remaining = dict(tensors)
+    found = {}
+    for name, weight in weights.items():
+        # alike ones (biases of 0) are told apart by their names
+        for key in sorted(remaining, key=lambda key: not key.endswith(name)):
+            tensor = remaining[key]
             alike = tensor.shape == weight.shape and tensor.device == weight.device
             # an average of low-precision weights is kept in float32
             if alike and tensor.data_ptr() != weight.data_ptr() and torch.equal(tensor.to(weight.dtype), weight):
-                del remaining[position]
+                found[name] = key
+                del remaining[key]
                 break
         else:
-            return False
-    return True
+            return {}
+    return found
+
+
+def _shares(tensors: dict[str, Tensor], weights: dict[str, Tensor]) -> bool:
+    """Tell whether every weight's memory is among the tensors'."""
+    held = {(t.data_ptr(), t.device) for t in tensors.values() if t.layout is torch.strided and not is_lazy(t)}
+    return bool(weights) and all((w.data_ptr(), w.device) in held for w in weights.values() if w.numel())
 
 
 _AVERAGE_WORDS = ("averag", "avg", "polyak", "shadow")
@@ -142,14 +174,18 @@ _AVERAGE_UPDATES = ("update", "update_parameters", "update_average", "step")
 def _averages(name: str, value: Any) -> bool:
     if isinstance(value, AveragedModel) and value.avg_fn is None and value.multi_avg_fn is None:
         return False  # equal weights (SWA) are averaged over the last part of a training, not over a short run
-    text = f"{name} {type(value).__name__}"
-    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text)]
-    if "ema" in words or any(part in text.lower() for part in _AVERAGE_WORDS):
+    if _is_called_average(name, value):
         return True
     # a penalty towards a copy of the weights has an alpha too, but nothing that updates the copy
     own = getattr(value, "__dict__", {})
     updates = any(callable(getattr(value, method, None)) for method in _AVERAGE_UPDATES)
     return updates and any(isinstance(own.get(setting), float) for setting in _AVERAGE_SETTINGS)
+
+
+def _is_called_average(name: str, value: Any) -> bool:
+    text = f"{name} {type(value).__name__}"
+    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text)]
+    return "ema" in words or any(part in text.lower() for part in _AVERAGE_WORDS)
 
 
 def named_parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:

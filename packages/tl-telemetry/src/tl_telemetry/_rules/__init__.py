@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from tl_core import Finding
 from tl_telemetry._evidence import Evidence
 from tl_telemetry._rules import (
+    averages,
     bounds,
     cleared,
     clipping,
@@ -26,6 +27,7 @@ Rule = Callable[[Evidence], Iterator[Finding]]
 RULES: tuple[Rule, ...] = (
     coverage.coverage,
     coverage.unregistered,
+    coverage.beside_model,
     gradients.loss_not_connected,
     bounds.non_finite,
     cleared.zeroed_before_step,
@@ -48,7 +50,7 @@ RULES: tuple[Rule, ...] = (
     clipping.clip_misses,
     schedule.scheduler_before_optimizer,
     state.frozen_buffer_moved,
-    state.ema_never_updated,
+    averages.ema_never_updated,
     state.graph_kept_alive,
     bounds.grad_norm_exceeded,
     bounds.diverging,
@@ -61,6 +63,6 @@ RULES: tuple[Rule, ...] = (
     clipping.clip_every_update,
     schedule.scheduler_never_stepped,
     schedule.scheduler_too_often,
-    state.static_state,
+    averages.static_state,
     state.torch_warning,
 )

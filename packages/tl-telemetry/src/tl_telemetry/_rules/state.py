@@ -1,4 +1,4 @@
-"""Rules about state beside the weights: buffers, averages, graphs, and torch's own warnings."""
+"""Rules about state beside the weights: buffers, graphs, and torch's own warnings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from tl_core import Finding
 from tl_telemetry._evidence import Evidence, at, several, telling
-from tl_telemetry._forward import INPUT_TRAINS, RAN_IN_TRAINING, RAN_WITH_GRAD, RAN_WITHOUT_GRAD
+from tl_telemetry._forward import INPUT_TRAINS, RAN_IN_TRAINING
 from tl_telemetry._tensors import other_modules, shown_name
 
 BROADCAST = re.compile(r"Using a target size \((.+?)\) that is different to the input size \((.+?)\)")
@@ -80,71 +80,6 @@ def _frozen_around(root: nn.Module, name: str, module: nn.Module, *, fed: bool) 
     if parameters and len(frozen) > len(parameters):
         return [_dotted(name, own) for own, _ in parameters]
     return [_dotted(".".join(parts), own) for own, _ in frozen]
-
-
-def ema_never_updated(run: Evidence) -> Iterator[Finding]:
-    """See averages of the weights that start as a copy of them and never change."""
-    for name in _static(run):
-        entry = run.facts.state_start[name]
-        updates = len(run.steps)
-        if not (entry.copy_of_weights and entry.averages) or updates < 3:
-            continue
-        yield Finding(
-            rule="ema-never-updated",
-            seen=f"setup.state[{name!r}] ({type(run.setup.state[name]).__name__}) started as a copy of the weights "
-            "and never "
-            f"changed in {several(updates, 'update')}; no forward pass used it",
-            cause=f"its update was not called in these {updates} updates: the average stays at the initial weights",
-            fix="call its update after each optimizer.step(); if it is due less often than in every "
-            f"{updates} updates, run more steps",
-            evidence={"updates": updates},
-        )
-
-
-def static_state(run: Evidence) -> Iterator[Finding]:
-    """Note other entries of ``setup.state`` that never change."""
-    for name in _static(run):
-        entry = run.facts.state_start[name]
-        if entry.copy_of_weights and entry.averages and len(run.steps) >= 3:
-            continue
-        yield Finding(
-            rule="static-state",
-            seen=f"setup.state[{name!r}] ({type(run.setup.state[name]).__name__}) never changed in "
-            f"{several(len(run.steps), 'update')}, and no forward pass used it",
-            cause="undecided: it is constant, or changes later (a best score, an average of the last epochs), or "
-            "its update "
-            "is never called",
-            fix="nothing, if it is meant to stay",
-            evidence={"updates": len(run.steps)},
-        )
-
-
-def _static(run: Evidence) -> list[str]:
-    """Return the entries of ``setup.state`` that were the same at the end, and that no forward pass used."""
-    facts = run.facts
-    if len(run.steps) < 2:
-        return []
-    names = []
-    for name, before in facts.state_start.items():
-        after = facts.state_end.get(name)
-        value = run.setup.state.get(name)
-        if (
-            after is None
-            or value is None
-            or before.numbers != after.numbers
-            or before.tensors.names() != after.tensors.names()
-        ):
-            continue
-        if not before.tensors.names() and not before.numbers:
-            continue
-        if after.tensors.moved_since(before.tensors) or after.tensors.touched_since(before.tensors):
-            continue
-        flags = facts.recorder.forward.flags
-        modules = value.modules() if isinstance(value, nn.Module) else ()
-        if any(flags.get(id(module), 0) & (RAN_WITH_GRAD | RAN_WITHOUT_GRAD) for module in modules):
-            continue
-        names.append(name)
-    return names
 
 
 def graph_kept_alive(run: Evidence) -> Iterator[Finding]:
