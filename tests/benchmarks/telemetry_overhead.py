@@ -227,9 +227,7 @@ def _take_turns(one: Loop, other: Loop, pairs: int) -> list[tuple[float, float]]
 def _result(case: Case, mode: str, times: list[tuple[float, float]], memory: float | None = None) -> Result:
     one, other = zip(*times, strict=True)
     ratios = [b / a for a, b in times]
-    return Result(
-        case.name, mode, statistics.median(one), statistics.median(other), statistics.median(ratios), memory
-    )
+    return Result(case.name, mode, statistics.median(one), statistics.median(other), statistics.median(ratios), memory)
 
 
 def blocks(case: Case, device: torch.device, mode: str) -> Result:
@@ -313,7 +311,9 @@ def table(results: list[Result]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     right = range(2, 6)
     padded = (
-        "  ".join(cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
     )
     return "\n".join(line.rstrip() for line in padded)
