@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from tl_core import Report, TrainingSetup
@@ -373,74 +372,3 @@ def test_updates_by_hand_alone() -> None:
         "[not-judged] no optimizer stepped in 4 steps, while the loop moved all 2 parameters without one: what an "
         "update shows could not be judged"
     )
-
-
-def test_tensors_of_the_same_shapes_that_nothing_uses_are_no_stand_ins() -> None:
-    """Plain tensors in the optimizer explain the model's missing parameters only when they get the gradients."""
-
-    def make_setup():
-        model = nn.Linear(4, 1)
-        return model, sgd([p.detach().clone().requires_grad_() for p in model.parameters()])
-
-    (finding,) = report_of(make_setup, plain).findings
-    assert finding.rule == "other-copy"
-    assert finding.seen.endswith(
-        "in no optimizer: weight, bias; in this run gradients reached 2 of these, and nothing that the optimizer holds"
-    )
-
-
-def test_a_template_is_not_judged() -> None:
-    """A note says which parameters were only the template of a call with other tensors."""
-
-    def make_setup():
-        model = nn.Linear(4, 1)
-        used = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-        setup = TrainingSetup(model, sgd(used.values()))
-        setup.used = used
-        return setup
-
-    def step(setup, batch):
-        setup.optimizer.zero_grad()
-        loss = mse(functional_call(setup.model, setup.used, (batch[0],)), batch[1])
-        loss.backward()
-        setup.optimizer.step()
-        return loss
-
-    report = report_of(make_setup, step)
-    assert report.ok
-    assert [note.seen for note in report.notes] == [
-        "all 2 parameters got no gradient and are in no optimizer; tensors of the same shapes (or stacks "
-        "of these), which are no parameters, got one and were stepped: the model was called with these in place of its "
-        "own (torch.func.functional_call, vmap), which were only a template and were not judged"
-    ]
-
-
-def test_frozen_by_the_loop_and_never_set_back() -> None:
-    """A part that the loop freezes for another one's turn, and leaves frozen, has an optimizer that steps in vain."""
-
-    def loop(back):
-        def step(setup, batch):
-            maker, judge = setup.model["maker"], setup.model["judge"]
-            maker.requires_grad_(False)
-            for name in ("judge", "maker"):
-                setup.optimizers[name].zero_grad()
-                loss = mse(judge(maker(batch[0])), batch[1])
-                loss.backward()
-                setup.optimizers[name].step()
-                maker.requires_grad_(back)
-            return loss
-
-        return step
-
-    def make_setup():
-        return parts(maker=nn.Linear(4, 4), judge=nn.Linear(4, 1))
-
-    assert first(report_of(make_setup, loop(back=False))) == (
-        "[step-without-gradient] 'maker' stepped 4 times (steps 0-3), never with a gradient: it holds maker.* (2 "
-        "tensors)\n"
-        "  cause: the loop froze them (requires_grad_(False)) in step 0, as for another optimizer's turn, and never "
-        "set them back\n"
-        "  fix: set requires_grad_(True) again before the forward pass whose gradients 'maker' steps with; if its "
-        "turn only comes after this run, freeze it before the loop begins"
-    )
-    assert report_of(make_setup, loop(back=True)).ok

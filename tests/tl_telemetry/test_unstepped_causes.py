@@ -1,4 +1,4 @@
-"""Optimizers that never step: why, and where a run does not tell."""
+"""Optimizers that never step, or step in vain: why, and where a run does not tell."""
 
 from __future__ import annotations
 
@@ -157,3 +157,34 @@ def test_an_observed_loop_without_steps_and_updates() -> None:
     )
     assert finding.fix == "call step() on 'optimizer'"
     assert len(run.records) == 1
+
+
+def test_frozen_by_the_loop_and_never_set_back() -> None:
+    """A part that the loop freezes for another one's turn, and leaves frozen, has an optimizer that steps in vain."""
+
+    def loop(back):
+        def step(setup, batch):
+            maker, judge = setup.model["maker"], setup.model["judge"]
+            maker.requires_grad_(False)
+            for name in ("judge", "maker"):
+                setup.optimizers[name].zero_grad()
+                loss = mse(judge(maker(batch[0])), batch[1])
+                loss.backward()
+                setup.optimizers[name].step()
+                maker.requires_grad_(back)
+            return loss
+
+        return step
+
+    def make_setup():
+        return parts(maker=nn.Linear(4, 4), judge=nn.Linear(4, 1))
+
+    assert str(report_of(make_setup, loop(back=False)).findings[0]) == (
+        "[step-without-gradient] 'maker' stepped 4 times (steps 0-3), never with a gradient: it holds maker.* (2 "
+        "tensors)\n"
+        "  cause: the loop froze them (requires_grad_(False)) in step 0, as for another optimizer's turn, and never "
+        "set them back\n"
+        "  fix: set requires_grad_(True) again before the forward pass whose gradients 'maker' steps with; if its "
+        "turn only comes after this run, freeze it before the loop begins"
+    )
+    assert report_of(make_setup, loop(back=True)).ok

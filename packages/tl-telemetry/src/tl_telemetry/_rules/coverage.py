@@ -12,9 +12,10 @@ from torch import nn
 
 from tl_core import Finding
 from tl_coverage import check_optimizer_coverage
-from tl_telemetry._evidence import Evidence, at
+from tl_telemetry._evidence import Evidence, at, several
 from tl_telemetry._forward import OPAQUE, RAN_WITH_GRAD, RAN_WITHOUT_GRAD
 from tl_telemetry._rule_ids import COVERAGE
+from tl_telemetry._tensors import other_modules
 
 # What a run judges by what happens, not by what the optimizers hold.
 JUDGED_BY_STEPS = ("several-optimizers", "foreign-tensor")
@@ -141,6 +142,45 @@ def unregistered(run: Evidence) -> Iterator[Finding]:
         parameters=run.named(found),
         evidence={"tensors": len(found)},
     )
+
+
+def beside_model(run: Evidence) -> Iterator[Finding]:
+    """See criteria with weights of their own that get gradients and that no optimizer holds."""
+    if run.filled.isdisjoint(run.held):
+        return  # loss-not-connected speaks of losses that reach nothing that is trained
+    entries = run.tensors.entries
+    for name, module in other_modules(run.setup):
+        mine = set(map(id, module.parameters()))
+        left = [i for i in sorted(run.filled - run.held - run.moved - run.ignored) if id(entries[i].tensor) in mine]
+        if not left:
+            continue
+        passes = sum(not set(left).isdisjoint(event.filled) for _, event in run.backwards.values())
+        seen = (
+            f"{run.shown(left)} got gradients from {several(passes, 'backward pass')}, without being in an optimizer, "
+            f"and nothing moved them. {name} ({type(module).__name__}) is beside the model"
+        )
+        freeze = "freeze them with requires_grad_(False), which also saves their gradients"
+        # A network whose features a loss compares is built of layers, and mostly in eval mode. A module that has
+        # nothing but weights of its own has them to be trained.
+        layers = any(entries[i].owner is not module for i in left) or type(module).__module__.startswith("torch.")
+        if layers or not module.training:
+            yield Finding(
+                "not-judged",
+                f"{seen}: whether it is meant to train could not be judged",
+                "",
+                f"give its parameters to an optimizer, or {freeze}",
+                parameters=run.named(left),
+            )
+            continue
+        yield Finding(
+            rule="uncovered-parameter",
+            seen=f"{seen}, and has weights of its own",
+            cause="the optimizer was built from the model's parameters, to which a criterion's do not belong",
+            fix=f"build it from both ([*model.parameters(), *{name}.parameters()]); if they are not meant to train, "
+            f"{freeze}",
+            parameters=run.named(left),
+            evidence={"tensors": len(left), "backward_passes": passes},
+        )
 
 
 def frozen_parameter(run: Evidence) -> Iterator[Finding]:
