@@ -97,6 +97,12 @@ EXPLAINED = {
         lambda step: 0.9**step,
         f"undecided, both explain every rate: {AHEAD}; or every rate is 0.9 times the expected one: {FACTOR}",
     ),
+    "a length in another unit": (
+        lambda: run(lambda step: warmup(2 * step)),
+        warmup,
+        "the schedule runs 2 times too fast, although scheduler.step() is called no more than once a step (8 calls in 8 "
+        "steps): its length (T_max, total_steps, a warmup) counts another unit, such as epochs or accumulated updates",
+    ),
     "another shape": (
         lambda: run(lambda step: 0.5**step),
         warmup,
@@ -119,3 +125,75 @@ def test_expected_rates_pass() -> None:
     """A schedule as expected passes, and the run is returned."""
     healthy = run(warmup)
     assert healthy.assert_lr(lambda step: 0.1 * warmup(step)) is healthy
+
+
+def two_players(*, write: bool = False) -> TrainingRun:
+    """Train two models; both schedulers drive the first one's optimizer, and ``write`` sets the second's ``lr``."""
+
+    def make_setup() -> TrainingSetup:
+        model = nn.ModuleDict({"a": nn.Linear(3, 1), "b": nn.Linear(3, 1)})
+        optimizers = {name: torch.optim.SGD(part.parameters(), lr=0.1) for name, part in model.items()}
+        schedulers = {name: lr_scheduler.ExponentialLR(optimizers["a"], 0.9) for name in model}
+        return TrainingSetup(model, optimizers, schedulers)
+
+    def step(setup: TrainingSetup, batch: Any) -> torch.Tensor:
+        setup.model.zero_grad()
+        loss = sum(part(batch).square().mean() for part in setup.model.values())
+        loss.backward()
+        for name, optimizer in setup.optimizers.items():
+            optimizer.step()
+            setup.schedulers[name].step()
+        if write:
+            setup.optimizers["b"].lr = 0.1 * 0.9**setup.step_index
+        return loss
+
+    return run_training(make_setup, torch.ones(4, 3), step, steps=8)
+
+
+def cause_and_fix(made: TrainingRun, optimizer: str | None = None) -> tuple[str, str]:
+    with pytest.raises(CheckFailed) as caught:
+        made.assert_lr(lambda step: 0.1 * 0.9**step, optimizer=optimizer)
+    (finding,) = caught.value.findings
+    return finding.cause, finding.fix
+
+
+def test_schedulers_of_another_optimizer_are_named() -> None:
+    """Where nothing drives a rate, what the schedulers do drive is said."""
+    assert cause_and_fix(two_players(), "b") == (
+        "the rate never moves, and no scheduler of the setup drives it ('a' drives 'a', 'b' drives 'a')",
+        "give the optimizer its scheduler, and call its step() after optimizer.step(); a loop that sets rates by hand "
+        "must write to optimizer.param_groups[...]['lr']",
+    )
+
+
+def test_attribute_that_nobody_reads() -> None:
+    """A loop that writes the rate to an attribute of the optimizer is told where it belongs."""
+    assert cause_and_fix(two_players(write=True), "b") == (
+        "the rate never moves: something writes optimizer.lr, which SGD does not read",
+        "write to each of optimizer.param_groups: group['lr'] = rate",
+    )
+
+
+def test_scheduler_of_a_replaced_optimizer() -> None:
+    """A scheduler that drives the optimizer from before is the cause of rates that do not move any more."""
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return TrainingSetup(model, optimizer, lr_scheduler.ExponentialLR(optimizer, 0.9))
+
+    def step(setup: TrainingSetup, batch: Any) -> torch.Tensor:
+        if setup.step_index == 3:
+            setup.optimizer = torch.optim.SGD(setup.model.parameters(), lr=0.1)
+        setup.optimizer.zero_grad()
+        loss = setup.model(batch).square().mean()
+        loss.backward()
+        setup.optimizer.step()
+        setup.scheduler.step()
+        return loss
+
+    assert cause_and_fix(run_training(make_setup, torch.ones(4, 3), step, steps=8)) == (
+        "'scheduler' steps, but the SGD that it drives is not in the setup: the optimizer that steps was built after "
+        "the scheduler, which still holds the one before: nothing drives its rates",
+        "build the scheduler for the optimizer that steps, or change that one in place (add_param_group)",
+    )

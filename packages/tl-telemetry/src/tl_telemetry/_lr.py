@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tl_core import Finding
 from tl_telemetry._evidence import Evidence, at, several, telling
+from tl_telemetry._rules.schedule import ORPHANED, orphan
 
 # How many steps a schedule may be shifted by to be recognised.
 MAX_SHIFT = 3
@@ -97,9 +98,15 @@ def _explain(
             return None
         return wanted(index)
 
+    if not own and (found := next(((n, o) for n in run.setup.schedulers if (o := orphan(run, n))), None)):
+        scheduler, (_, _, kind) = found
+        return (
+            f"{scheduler!r} steps, but the {kind} that it drives is not in the setup: {ORPHANED}",
+            "build the scheduler for the optimizer that steps, or change that one in place (add_param_group)",
+        )
     constant = len(set(used.values())) == 1
     if constant and len({wanted(step) for step in steps}) > 1:
-        return _never_moves(run, own, stepped)
+        return _never_moves(run, name, own, stepped)
     reasons: list[tuple[str, str]] = []
     shifts = [shift for n in range(1, MAX_SHIFT + 1) for shift in (n, -n)]
     shift = next((s for s in shifts if fits(lambda step, s=s: at_index(step + s))), None)  # type: ignore[misc]
@@ -140,7 +147,7 @@ def _explain(
     )
 
 
-def _never_moves(run: Evidence, own: list[str], stepped: set[str]) -> tuple[str, str]:
+def _never_moves(run: Evidence, name: str, own: list[str], stepped: set[str]) -> tuple[str, str]:
     idle = [name for name in own if name not in stepped]
     if idle:
         return (
@@ -154,9 +161,20 @@ def _never_moves(run: Evidence, own: list[str], stepped: set[str]) -> tuple[str,
             "the rate back",
             "print the schedule's values beside the expected ones",
         )
+    optimizer = run.setup.optimizers[name]
+    if "lr" in getattr(optimizer, "__dict__", {}) and type(optimizer).__module__.startswith("torch."):
+        return (
+            f"the rate never moves: something writes optimizer.lr, which {type(optimizer).__name__} does not read",
+            "write to each of optimizer.param_groups: group['lr'] = rate",
+        )
+    names = {id(other): other_name for other_name, other in run.setup.optimizers.items()}
+    driven = {s: names.get(id(getattr(run.setup.schedulers[s], "optimizer", None))) for s in sorted(stepped)}
+    others = [f"{scheduler!r} drives {other!r}" for scheduler, other in driven.items() if other is not None]
+    shown = f" ({', '.join(others)})" if others else ""
     return (
-        "the rate never moves, and no scheduler of the setup drives it",
-        "give the optimizer its scheduler, and call its step() after optimizer.step()",
+        f"the rate never moves, and no scheduler of the setup drives it{shown}",
+        "give the optimizer its scheduler, and call its step() after optimizer.step(); a loop that sets rates by hand "
+        "must write to optimizer.param_groups[...]['lr']",
     )
 
 
@@ -188,9 +206,21 @@ def _shifted(run: Evidence, own: list[str], shift: int) -> tuple[str, str]:
 
 def _too_fast(run: Evidence, own: list[str], unit: int, steps: int) -> tuple[str, str]:
     calls = sum(event.count for _, event in run.scheduler_steps if event.scheduler in own)
-    counted = f" ({several(calls, 'call')} in {several(steps, 'step')})" if calls else ""
+    faster = f"the schedule runs {unit} times too fast"
+    counted = f"{several(calls, 'call')} in {several(steps, 'step')}"
+    length = "its length (T_max, total_steps, a warmup) counts another unit, such as epochs or accumulated updates"
+    if calls > 0.75 * unit * steps:
+        return (
+            f"{faster}: scheduler.step() is called {unit} times a step ({counted}), in every micro-batch or in two "
+            "places, or the expectation counts a larger unit",
+            "call scheduler.step() once for each step that the expectation counts",
+        )
+    if 0 < calls <= steps:
+        return (
+            f"{faster}, although scheduler.step() is called no more than once a step ({counted}): {length}",
+            f"build the schedule {unit} times as long: in the unit in which its step() is called",
+        )
     return (
-        f"the schedule runs {unit} times too fast: scheduler.step() is called {unit} times a step{counted}, in every "
-        "micro-batch or in two places, or the expectation counts a larger unit",
-        "call scheduler.step() once for each step that the expectation counts",
+        f"undecided: {faster}; scheduler.step() is called too often ({counted}), or {length}",
+        "print the schedule's values beside the expected ones",
     )

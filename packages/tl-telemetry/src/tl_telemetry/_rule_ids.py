@@ -52,6 +52,8 @@ NOTES = (
     "never-ran",
     "several-optimizers",
     "clip-every-update",
+    "group-lr-zero",
+    "orphan-scheduler",
     "scheduler-never-stepped",
     "scheduler-too-often",
     "static-state",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from tl_core import TrainingSetup
+from tl_telemetry._steppers import Stepper, holds
 
 
 class Schedulers:
@@ -26,6 +28,24 @@ class Schedulers:
                 continue
             moved.append((name, _count(before[1], state)))
         return moved
+
+
+def is_orphan(scheduler: object, setup: TrainingSetup, steppers: Iterable[Stepper]) -> bool:
+    """Tell whether a scheduler drives an optimizer that is not in the setup and does not step (any more)."""
+    driven = getattr(scheduler, "optimizer", None)
+    if driven is None or any(_belong(driven, own) for own in setup.optimizers.values()):
+        return False
+    stepper = next((one for one in steppers if one.optimizer is driven), None)
+    # one that steps without being in the setup has a name that says so
+    return stepper is None or stepper.name in setup.optimizers
+
+
+def _belong(driven: object, own: object) -> bool:
+    """Tell whether two optimizers are one, a wrapper and what it wraps, or share their groups."""
+    if driven is own or holds(own, driven) or holds(driven, own):
+        return True
+    groups = set(map(id, getattr(driven, "param_groups", ())))
+    return any(id(group) in groups for group in getattr(own, "param_groups", ()))
 
 
 def _counters(scheduler: Any) -> tuple[Any, ...]:

@@ -169,7 +169,7 @@ class Steppers:
         stepper.name = f"{stepper.kind} that is not in the setup" + (f" ({len(alike)})" if len(alike) > 1 else "")
         for name, other in self._setup.optimizers.items():
             # the base optimizer that a wrapper in the setup holds (SAM, Lookahead) goes by the wrapper's name
-            if stepper.index_set <= self.indices_of(other) and _holds(other, optimizer):
+            if stepper.index_set <= self.indices_of(other) and holds(other, optimizer):
                 stepper.name = name
         return stepper
 
@@ -187,5 +187,6 @@ class Steppers:
         return stepper.lrs(figures)
 
 
-def _holds(outer: object, inner: object) -> bool:
+def holds(outer: object, inner: object) -> bool:
+    """Tell whether an attribute of an object is another one: a wrapper and what it wraps."""
     return any(value is inner for value in getattr(outer, "__dict__", {}).values())

@@ -61,6 +61,8 @@ RULES: tuple[Rule, ...] = (
     coverage.frozen_parameter,
     coverage.several_optimizers,
     clipping.clip_every_update,
+    updates.group_lr_zero,
+    schedule.orphan_scheduler,
     schedule.scheduler_never_stepped,
     schedule.scheduler_too_often,
     averages.static_state,

@@ -10,6 +10,41 @@ from tl_core import Finding
 from tl_telemetry._events import Backward, SchedulerStep
 from tl_telemetry._evidence import Evidence, at, several, telling
 from tl_telemetry._record import StepRecord
+from tl_telemetry._schedulers import is_orphan
+
+ORPHANED = (
+    "the optimizer that steps was built after the scheduler, which still holds the one before: nothing drives its rates"
+)
+
+
+def orphan_scheduler(run: Evidence) -> Iterator[Finding]:
+    """Note schedulers that step while the optimizer that they drive does not."""
+    for name, scheduler in run.setup.schedulers.items():
+        if (found := orphan(run, name)) is None:
+            continue
+        calls, updates, kind = found
+        stepped = f" any more, and stepped {several(updates, 'time')}" if updates else ", and never stepped"
+        yield Finding(
+            rule="orphan-scheduler",
+            seen=f"{name!r} ({type(scheduler).__name__}) stepped {several(calls, 'time')}, but the {kind} that it "
+            f"drives is not in the setup{stepped}",
+            cause=ORPHANED,
+            fix="build the scheduler for the optimizer that steps, or change that one in place (add_param_group)",
+            steps=telling(record.step for record, event in run.scheduler_steps if event.scheduler == name),
+            evidence={"scheduler_steps": calls, "updates": updates},
+        )
+
+
+def orphan(run: Evidence, name: str) -> tuple[int, int, str] | None:
+    """Return (its steps, its optimizer's steps, its optimizer's class) of a scheduler that drives another optimizer."""
+    scheduler = run.setup.schedulers[name]
+    steppers = run.facts.recorder.steppers
+    calls = sum(event.count for _, event in run.scheduler_steps if event.scheduler == name)
+    if not is_orphan(scheduler, run.setup, steppers):
+        return None
+    updates = sum(stepper.count for stepper in steppers if stepper.optimizer is scheduler.optimizer)
+    # phases of a training have an optimizer and a scheduler each
+    return (calls, updates, type(scheduler.optimizer).__name__) if calls > updates + 1 else None
 
 
 def scheduler_before_optimizer(run: Evidence) -> Iterator[Finding]:
@@ -20,6 +55,8 @@ def scheduler_before_optimizer(run: Evidence) -> Iterator[Finding]:
         # torch's schedulers set their first value when they are built; one written by hand, or one that waits for a
         # metric, may well be asked before the first update
         if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+            continue
+        if orphan(run, name):
             continue
         optimizer = _optimizer_name(run, scheduler)
         steps = run.steps_by_optimizer.get(optimizer, []) if optimizer is not None else run.steps
@@ -89,7 +126,7 @@ def scheduler_too_often(run: Evidence) -> Iterator[Finding]:
         own = [(record, event) for record, event in run.scheduler_steps if event.scheduler == name]
         count = sum(event.count for _, event in own)
         # updates that a GradScaler skipped may well have moved the schedule
-        if updates < 2 or count < 1.5 * (updates + len(run.overflows)):
+        if updates < 2 or count < 1.5 * (updates + len(run.overflows)) or orphan(run, name):
             continue
         yield Finding(
             rule="scheduler-too-often",

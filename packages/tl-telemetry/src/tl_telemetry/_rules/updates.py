@@ -37,6 +37,36 @@ def lr_zero(run: Evidence) -> Iterator[Finding]:
         )
 
 
+def group_lr_zero(run: Evidence) -> Iterator[Finding]:
+    """Note parameter groups whose learning rate is 0 in every update, beside groups that have one."""
+    for name, steps in run.steps_by_optimizer.items():
+        optimizer = run.setup.optimizers.get(name)
+        rates = [[read(lr) for lr in event.lrs] for _, event in steps]
+        if optimizer is None or len(steps) < 3:
+            continue
+        graded = {i for _, event in steps for i in event.graded}
+        others = [lr for of_step in rates for lr in of_step if lr != 0.0]
+        for index, group in enumerate(optimizer.param_groups):
+            held = [run.tensors.index_of.get(id(parameter)) for parameter in group["params"]]
+            still = [i for i in held if i in graded and i not in run.ignored]
+            if not still or not others or any(len(of_step) <= index or of_step[index] != 0.0 for of_step in rates):
+                continue
+            hit = telling(record.step for record, _ in steps)
+            by_base = "its base rate (initial_lr) is 0; " if group.get("initial_lr") == 0.0 else ""
+            yield Finding(
+                rule="group-lr-zero",
+                seen=f"the learning rate of group {index} of {name!r} ({run.shown(still)}) was 0 in all of its "
+                f"{several(len(steps), 'update')} ({at(hit)}), while others had {_rates_shown(others)}",
+                cause=f"undecided: {by_base}the group is frozen by its rate on purpose, or the rate comes out as 0 by "
+                "mistake (an integer division such as `base // 10`, a schedule of its own)",
+                fix="nothing, if it is meant (requires_grad_(False) says so, and saves its gradients); else give the "
+                "group its learning rate",
+                steps=hit,
+                parameters=run.named(still),
+                evidence={"group": index, "updates": len(steps)},
+            )
+
+
 def _why_zero(run: Evidence, name: str, updates: int) -> tuple[str, str]:
     """Return (cause, fix), as far as base rates and schedulers tell."""
     optimizer = run.setup.optimizers.get(name)
