@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -309,48 +308,6 @@ def test_teacher_in_no_optimizer() -> None:
         "with gradients off\n  cause: the calls that were seen were under torch.no_grad(), as those of a target "
         "network or a teacher are\n  fix: nothing, if it is not meant to train: requires_grad_(False) says so; else "
         "call it with gradients on"
-    )
-
-
-class Spare(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used = nn.Linear(4, 1)
-        self.spare = nn.Linear(4, 1)
-
-    def forward(self, x):
-        return self.used(x)
-
-
-@pytest.mark.parametrize("how", ["outside", "in place", "function"])
-def test_inside_of_compiled_code(how: str) -> None:
-    """Where code is compiled, a part without a gradient is not said to have been left out."""
-
-    def make_setup():
-        model = Spare()
-        optimizer = sgd(model.parameters())
-        if how == "in place":
-            model.compile(backend="aot_eager")
-        return torch.compile(model, backend="aot_eager") if how == "outside" else model, optimizer
-
-    def loss_fn(model, x, y):
-        return mse(model(x), y)
-
-    compiled = torch.compile(loss_fn, backend="aot_eager") if how == "function" else loss_fn
-
-    def step(setup, batch):
-        setup.optimizer.zero_grad()
-        loss = compiled(setup.model, *batch)
-        loss.backward()
-        setup.optimizer.step()
-        return loss
-
-    report = report_of(make_setup, step)
-    assert report.findings == ()
-    assert first(report) == (
-        "[never-ran] spare.* (2 tensors) never got a gradient in 4 steps; their module runs inside of compiled or "
-        "scripted code\n  cause: undecided: what runs inside of such code cannot be seen. It may be unused, or cut off "
-        "from the loss\n  fix: watch the loop once without compiling it: then this says which of the two it is"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from tl_telemetry._fingerprints import Fingerprint, StateEntry, named_parameters
 from tl_telemetry._recorder import Recorder
 from tl_telemetry._replay import Origin
 from tl_telemetry._tensors import Tensors, other_modules, shown_name
+
+# A longer run is not repeated only to look into compiled code.
+MAX_UNCOMPILED = 50
 
 
 @dataclass
@@ -26,6 +30,8 @@ class Facts:
         over: whether the run has ended.
         find_nonfinite: runs the loop again and names the operations that first made non-finite values in a step; None
             where the run cannot be repeated.
+        run_uncompiled: runs the loop again for some steps without compiling anything, and returns the flags of the
+            module of each parameter, by its name; None where the run cannot be repeated.
     """
 
     setup: TrainingSetup
@@ -33,6 +39,7 @@ class Facts:
     data_form: str = ""
     over: bool = False
     find_nonfinite: Callable[[int], Origin] | None = None
+    run_uncompiled: Callable[[int], dict[str, int]] | None = None
     start: Fingerprint = field(init=False)
     end: Fingerprint = field(init=False)
     state_start: dict[str, StateEntry] = field(init=False)
@@ -54,6 +61,17 @@ class Facts:
     @property
     def tensors(self) -> Tensors:
         return self.recorder.tensors
+
+    @cached_property
+    def uncompiled(self) -> dict[str, int]:
+        """The flags of each parameter's module in a run without compiled code; empty where there cannot be one."""
+        num_steps = len(self.recorder.records)
+        if self.run_uncompiled is None or not self.over or num_steps > MAX_UNCOMPILED:
+            return {}
+        try:
+            return self.run_uncompiled(num_steps)
+        except Exception:  # noqa: BLE001  a loop that cannot be run a second time only goes without this detail
+            return {}
 
     def close(self) -> None:
         """Read how things stand at the end, without waiting for the device."""

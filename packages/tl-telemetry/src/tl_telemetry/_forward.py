@@ -33,6 +33,7 @@ class Forward:
         self._active: list[tuple[nn.Module, bool]] = []
         self._awaited: set[int] = set()
         self._steps = 0
+        self.sees_compiled = False  # where torch is told to run compiled code as it was written
 
     def follow(self, setup: TrainingSetup, tensors: Tensors) -> None:
         """Follow every module of the setup (the model's and the others')."""
@@ -66,7 +67,7 @@ class Forward:
         if any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
             self.flags[id(module)] |= INPUT_TRAINS
         self._active.append((module, grad))
-        if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
+        if isinstance(module, torch.jit.ScriptModule) or (hasattr(module, "_orig_mod") and not self.sees_compiled):
             self._below(module)
         return False
 

@@ -12,6 +12,7 @@ from tl_telemetry._observe import observe
 from tl_telemetry._replay import first_nonfinite
 from tl_telemetry._run import TrainingRun
 from tl_telemetry._sites import cut_own_frames
+from tl_telemetry._uncompiled import flags_without_compiling
 
 Step = Callable[[TrainingSetup, Any], Any]
 
@@ -61,6 +62,9 @@ def run_training(
             if not isinstance(data, Iterator):  # what a one-shot iterator gave is gone
                 run.facts.find_nonfinite = lambda until: first_nonfinite(
                     make_setup, data, train_step, until=until, device=device, seed=seed
+                )
+                run.facts.run_uncompiled = lambda num_steps: flags_without_compiling(
+                    make_setup, data, train_step, steps=num_steps, device=device, seed=seed
                 )
             _train(run, batches, train_step, steps)
     return run

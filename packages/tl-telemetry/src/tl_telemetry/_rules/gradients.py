@@ -82,7 +82,8 @@ def no_gradient(run: Evidence) -> Iterator[Finding]:
     if ran:
         yield Finding(
             rule="no-gradient",
-            seen=f"{run.shown(ran)} never got a gradient {counts}; {their(ran)} forward pass ran with gradients on",
+            seen=f"{run.shown(ran)} never got a gradient {counts}; {their(ran)} forward pass ran with gradients on"
+            f"{repeated(without, ran)}",
             cause="undecided: the output leaves the graph on the way to the loss (`.detach()`, `.data`, `.item()`, a "
             "copy through numpy), or does not enter the loss at all",
             fix="let the output reach the loss without leaving the graph; if this part is not meant to train, freeze "
@@ -105,7 +106,7 @@ def no_gradient(run: Evidence) -> Iterator[Finding]:
         yield Finding(
             rule="no-gradient",
             seen=f"{run.shown(cut)} never got a gradient {counts}; {their(cut)} forward pass ran only with gradients "
-            "off",
+            f"off{repeated(without, cut)}",
             cause=cause,
             fix=fix,
             parameters=run.named(cut),
@@ -118,6 +119,11 @@ def their(indices: Sequence[int]) -> str:
     return "its" if len(indices) == 1 else "their"
 
 
+def repeated(without: WithoutGradient, indices: Sequence[int]) -> str:
+    """Say that something was seen in another run than the one that is judged."""
+    return "" if without.repeated.isdisjoint(indices) else " (seen by repeating the run without compiling it)"
+
+
 def never_ran(run: Evidence) -> Iterator[Finding]:
     """Note trainable parameters without a gradient whose module was not seen to run with grad mode on."""
     without = without_gradient(run)
@@ -126,7 +132,8 @@ def never_ran(run: Evidence) -> Iterator[Finding]:
     for indices, seen, cause, fix in (
         (
             without.not_called,
-            f"never got a gradient in {num_steps}, and no forward pass of {their(without.not_called)} module ran",
+            f"never got a gradient in {num_steps}, and no forward pass of {their(without.not_called)} module ran"
+            f"{repeated(without, without.not_called)}",
             "undecided: its turn did not come in these steps (an expert that was not chosen, another task's head), or "
             "the loop does not use it",
             "nothing, if its turn comes later; else call it in the forward pass, or remove it",
@@ -242,11 +249,12 @@ class WithoutGradient(NamedTuple):
     only_off: list[int]  # with gradients off, beside a trained module of the same kind
     not_called: list[int]
     hidden: list[int]  # inside of compiled or scripted code
+    repeated: set[int]  # of all these, what was seen when the run was repeated without compiling
 
 
 def without_gradient(run: Evidence) -> WithoutGradient:
     """Part the parameters that got no gradient; none of them when no backward pass reached anything."""
-    found = WithoutGradient([], [], [], [], [])
+    found = WithoutGradient([], [], [], [], [], set())
     if not run.filled:  # no backward pass reached anything, or gradients were made without one
         return found
     seen = run.filled | run.graded
@@ -259,8 +267,13 @@ def without_gradient(run: Evidence) -> WithoutGradient:
         owner = run.tensors.entries[i].owner
         flag = flags.get(id(owner), 0)
         if flag & OPAQUE or unseen:
-            found.hidden.append(i)
-        elif flag & RAN_WITH_GRAD:
+            uncompiled = run.facts.uncompiled.get(run.tensors.name(i), OPAQUE)
+            if uncompiled & OPAQUE:
+                found.hidden.append(i)
+                continue
+            found.repeated.add(i)
+            flag = uncompiled
+        if flag & RAN_WITH_GRAD:
             found.ran.append(i)
         elif flag & CUT_INSIDE or (flag & RAN_WITHOUT_GRAD and not _has_trained_twin(run, owner)):
             found.cut.append(i)
