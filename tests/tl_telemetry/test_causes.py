@@ -68,9 +68,8 @@ ZERO_RATES = {
     "a schedule that begins at 0 and never steps": (
         plain(0.1, lambda o: lr_scheduler.LambdaLR(o, lambda epoch: epoch / 5)),
         train_without_scheduler,
-        "its base rate is 0.1, but the first value of 'scheduler' is 0, and it never stepped in these 8 updates: it "
-        "steps "
-        "once an epoch (the first epoch then trains nothing), or its step() is never called",
+        "its base rate is 0.1, but the first value of 'scheduler' is 0, and it never stepped in these 8 updates: "
+        "it steps once an epoch (the first epoch then trains nothing), or its step() is never called",
     ),
     "a base rate of 0": (
         plain(0.0, lambda o: lr_scheduler.ExponentialLR(o, 0.9)),
@@ -210,9 +209,9 @@ def test_clip_of_the_wrong_player() -> None:
     (finding,) = findings(make_setup, step)
     line = step.__code__.co_firstlineno + 11
     assert str(finding) == (
-        f"[clip-misses] clip_grad_norm_() at test_causes.py:{line} clipped none of the stepped gradients: it covers "
-        "only judge.* (2 tensors), whose gradients of that time never went into an update; what was stepped next is "
-        "maker.* (2 tensors) (7 calls, steps 0-6)\n"
+        f"[clip-misses] clip_grad_norm_() at test_causes.py:{line} clipped none of the stepped gradients: "
+        "it covers only judge.* (2 tensors), whose gradients of that time never went into an update; what was stepped "
+        "next is maker.* (2 tensors) (7 calls, steps 0-6)\n"
         "  cause: the clip is given other parameters than those that 'maker' steps after it\n"
         "  fix: pass the parameters of 'maker'"
     )
@@ -253,11 +252,9 @@ def test_wanted_freeze_that_is_broken() -> None:
         "[frozen-moved] 0.bias, 1.num_batches_tracked, 1.running_mean, 1.running_var changed during the run although "
         "frozen=['0.bias', '1.*'] asks for no change\n"
         "  cause: 'optimizer' moved 0.bias; a forward pass (BatchNorm in training mode does), or the loop itself, "
-        "wrote "
-        "1.num_batches_tracked, 1.running_mean, 1.running_var\n"
-        "  fix: leave what must not move out of the optimizer, and freeze it (requires_grad_(False)); put the "
-        "frozen modules in eval "
-        "mode (module.eval()) after each model.train()"
+        "wrote 1.num_batches_tracked, 1.running_mean, 1.running_var\n"
+        "  fix: leave what must not move out of the optimizer, and freeze it (requires_grad_(False)); put the frozen "
+        "modules in eval mode (module.eval()) after each model.train()"
     )
 
 

@@ -52,8 +52,8 @@ EXPLAINED = {
     "two calls a step": (
         lambda: run(warmup, calls=2),
         warmup,
-        "the schedule runs 2 times too fast: scheduler.step() is called 2 times a step (16 calls in 8 steps), in every "
-        "micro-batch or in two places, or the expectation counts a larger unit",
+        "the schedule runs 2 times too fast: scheduler.step() is called 2 times a step (16 calls in 8 steps), "
+        "in every micro-batch or in two places, or the expectation counts a larger unit",
     ),
     "a call in every other step": (
         lambda: run(warmup, every=2),
@@ -100,8 +100,9 @@ EXPLAINED = {
     "a length in another unit": (
         lambda: run(lambda step: warmup(2 * step)),
         warmup,
-        "the schedule runs 2 times too fast, although scheduler.step() is called no more than once a step (8 calls in 8 "
-        "steps): its length (T_max, total_steps, a warmup) counts another unit, such as epochs or accumulated updates",
+        "the schedule runs 2 times too fast, although scheduler.step() is called no more than once a step (8 calls in "
+        "8 steps): its length (T_max, total_steps, a warmup) counts another unit, such as epochs or accumulated "
+        "updates",
     ),
     "another shape": (
         lambda: run(lambda step: 0.5**step),

@@ -63,7 +63,7 @@ CAUSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "log of 0": (
         lambda made, y: -(made * 0).log().mean(),
         f"log at {{line}} turned finite values into Inf {FIRST}: the logarithm of 0; MulBackward0 (the backward of "
-        f"{{line}}) then made NaN of infinities",
+        "{line}) then made NaN of infinities",
     ),
     "log of negative": (
         lambda made, y: -(made * 0 - 1).log().mean(),
@@ -98,8 +98,8 @@ CAUSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "root of 0": (
         lambda made, y: ((made - made.detach()) ** 0.5).mean(),
         f"PowBackward0 (the backward of {{line}}) turned finite values into Inf {FIRST}: its slope is infinite at 0 "
-        f"for an exponent below 1, or the result is too large; AddmmBackward0 (the backward of {{model}}) then made "
-        "NaN of infinities",
+        "for an exponent below 1, or the result is too large; AddmmBackward0 (the backward of {model}) "
+        "then made NaN of infinities",
     ),
 }
 
@@ -119,8 +119,7 @@ def test_masked_row_is_told_from_a_made_infinity() -> None:
     line = masked_everywhere.__code__.co_firstlineno + 2
     assert finding(masked_everywhere).cause == (
         f"_softmax at test_nonfinite.py:{line} made NaN of infinities in step 0. They were put there on purpose or "
-        "were "
-        "given, as in a mask of -inf: a row of it that masks everything leaves nothing to normalise"
+        "were given, as in a mask of -inf: a row of it that masks everything leaves nothing to normalise"
     )
 
 
@@ -136,8 +135,7 @@ def test_divergence_is_told_from_a_bad_operation() -> None:
     line = mse.__code__.co_firstlineno + 1
     assert finding(mse, lr=50.0, steps=40).cause == (
         "the loop diverges: the loss had grown from 2.62 to 3.47e+35 in the steps before step 9, in which values "
-        "overflowed "
-        f"(first in pow at test_nonfinite.py:{line})"
+        f"overflowed (first in pow at test_nonfinite.py:{line})"
     )
 
 
@@ -145,9 +143,9 @@ def test_masked_result_still_spoils_the_gradient() -> None:
     """A result that torch.where leaves out of the loss is named when its slope makes the gradient NaN."""
     loss_fn: Callable[[Tensor, Tensor], Tensor] = lambda made, y: torch.where(made > 0, made.sqrt(), 0.0).mean()  # noqa: E731
     assert finding(loss_fn).cause == (
-        f"sqrt at test_nonfinite.py:{loss_fn.__code__.co_firstlineno} turned finite values into NaN in step 0: the "
-        "square root of a negative number. The loss does not show it (torch.where or a mask chose other values), but "
-        "the gradient passes through it all the same, and 0 * NaN is NaN"
+        f"sqrt at test_nonfinite.py:{loss_fn.__code__.co_firstlineno} turned finite values into NaN in step 0: "
+        "the square root of a negative number. The loss does not show it (torch.where or a mask chose other values), "
+        "but the gradient passes through it all the same, and 0 * NaN is NaN"
     )
 
 
@@ -170,8 +168,8 @@ def test_update_is_blamed_for_what_it_makes_of_finite_gradients() -> None:
         "the update of 'optimizer' in step 0 made all 2 parameters NaN or Inf, although its gradients were finite; "
     )
     assert found.cause == (
-        "the arithmetic of Adam itself: its update in step 0 made NaN or Inf of finite gradients; in float16, its eps of "
-        "1e-08 rounds to 0, and it divides by 0"
+        "the arithmetic of Adam itself: its update in step 0 made NaN or Inf of finite gradients; in float16, "
+        "its eps of 1e-08 rounds to 0, and it divides by 0"
     )
     assert found.fix == "keep the weights in float32 and compute in low precision under torch.autocast, or raise eps"
     assert found.evidence == {"first_step": 0}
@@ -238,9 +236,8 @@ def test_gradient_hook_is_named() -> None:
     (found,) = run_training(make_setup, (X, Y), step, steps=4).check().findings
     line = spoil.__code__.co_firstlineno + 1
     assert found.cause == (
-        f"div at test_nonfinite.py:{line} (a gradient hook) turned finite values into Inf in step 0, before "
-        "anything else "
-        "did: a division by 0, or by almost 0"
+        f"div at test_nonfinite.py:{line} (a gradient hook) turned finite values into Inf in step 0, before anything "
+        "else did: a division by 0, or by almost 0"
     )
 
 

@@ -101,12 +101,11 @@ def keeps(what: str) -> tuple[Callable[[], TrainingSetup], Step]:
 def test_what_a_loss_is_computed_from_is_kept(what: str) -> None:
     """Outputs and features that are kept with their history are seen, and told from losses that are."""
     assert str(only_finding(*keeps(what), steps=12)) == (
-        "[graph-kept-alive] parts of the autograd graphs of 8 of the first 8 steps were still alive when the run ended, "
-        "while the losses were not\n"
+        "[graph-kept-alive] parts of the autograd graphs of 8 of the first 8 steps were still alive when the run "
+        "ended, while the losses were not\n"
         "  cause: something that a loss is computed from is kept with its history from step to step, so that memory "
         "grows with every step: usually outputs or features in a list (`outputs.append(model(x))`), a running average "
-        "of them, or a hidden state\n"
-        "  fix: keep what .detach() returns of it"
+        "of them, or a hidden state\n  fix: keep what .detach() returns of it"
     )
 
 
@@ -169,21 +168,21 @@ def test_average_that_is_written_to_and_stays(update: Callable[[TrainingSetup], 
     finding = only_finding(*averaged(update, **options))
     assert finding.rule == "ema-never-updated"
     assert finding.seen == (
-        "setup.state['ema'] (Average) started as a copy of the weights and did not follow them in 8 updates, although "
-        f"it was written to: the weights moved by {finding.evidence['relative_change']:.3g} of their size, the average "
-        "by less than 1e-05 of that in their direction"
+        "setup.state['ema'] (Average) started as a copy of the weights and did not follow them in 8 updates, "
+        f"although it was written to: the weights moved by {finding.evidence['relative_change']:.3g} of their size, "
+        "the average by less than 1e-05 of that in their direction"
     )
     assert finding.cause == (
-        "undecided: its update is given the average itself (or the initial weights) instead of the trained model, its "
-        "decay is 1, or its updates round away in float32"
+        "undecided: its update is given the average itself (or the initial weights) instead of the trained model, "
+        "its decay is 1, or its updates round away in float32"
     )
 
 
 def test_average_that_is_the_model() -> None:
     """An average that holds the parameters themselves is the model."""
     assert str(only_finding(*averaged(with_the_model, clone=False))) == (
-        "[ema-never-updated] setup.state['ema'] (Average) shares the memory of all of the model's weights: it is the "
-        "model, and no average of it\n"
+        "[ema-never-updated] setup.state['ema'] (Average) shares the memory of all of the model's weights: "
+        "it is the model, and no average of it\n"
         "  cause: it holds the parameters themselves (`p.data`, `p.detach()`) instead of copies: every update of the "
         "weights is at once its own\n"
         "  fix: copy the weights when the average is made: p.detach().clone(), or copy.deepcopy(model)"
@@ -208,6 +207,6 @@ def test_average_that_is_asked_and_never_updated() -> None:
         return loss.detach()
 
     assert only_finding(make_setup, step).seen == (
-        "setup.state['ema'] (AveragedModel) started as a copy of the weights and never changed in 8 updates, although "
-        "forward passes used it"
+        "setup.state['ema'] (AveragedModel) started as a copy of the weights and never changed in 8 updates, "
+        "although forward passes used it"
     )

@@ -116,9 +116,8 @@ def _explain(
     if factors and all(_close(factor, factors[0], rtol) for factor in factors):
         reasons.append(
             (
-                f"every rate is {factors[0]:g} times the expected one: another base rate, or a factor "
-                "(accumulation, world "
-                "size, batch size) that is applied once too often or too rarely",
+                f"every rate is {factors[0]:g} times the expected one: another base rate, or a factor (accumulation, "
+                "world size, batch size) that is applied once too often or too rarely",
                 "compare the optimizer's lr with the one that the expectation starts from",
             )
         )
@@ -130,9 +129,8 @@ def _explain(
         elif fits(lambda step, u=unit: at_index(step // u)):  # type: ignore[misc]
             reasons.append(
                 (
-                    f"the schedule moves once in {unit} steps, the expectation in each: scheduler.step() is called "
-                    "once an "
-                    "update of several micro-batches, or once an epoch",
+                    f"the schedule moves once in {unit} steps, the expectation in each: scheduler.step() "
+                    "is called once an update of several micro-batches, or once an epoch",
                     f"expect the rate of step // {unit}, or call scheduler.step() in every step",
                 )
             )
@@ -156,9 +154,8 @@ def _never_moves(run: Evidence, name: str, own: list[str], stepped: set[str]) ->
         )
     if own:
         return (
-            f"{' and '.join(map(repr, own))} steps, but the rate never moves: the schedule is flat here, or "
-            "something sets "
-            "the rate back",
+            f"{' and '.join(map(repr, own))} steps, but the rate never moves: the schedule is flat here, "
+            "or something sets the rate back",
             "print the schedule's values beside the expected ones",
         )
     optimizer = run.setup.optimizers[name]

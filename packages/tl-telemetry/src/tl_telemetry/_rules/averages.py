@@ -43,11 +43,11 @@ def ema_never_updated(run: Evidence) -> Iterator[Finding]:
             used = "although forward passes used it" if _is_used(run, name) else "no forward pass used it"
             yield Finding(
                 rule="ema-never-updated",
-                seen=f"{entry} started as a copy of the weights and never changed in {several(updates, 'update')}"
-                f"{', ' if _is_used(run, name) else '; '}{used}",
+                seen=f"{entry} started as a copy of the weights and never changed in "
+                f"{several(updates, 'update')}{', ' if _is_used(run, name) else '; '}{used}",
                 cause=f"its update was not called in these {updates} updates: the average stays at the initial weights",
-                fix="call its update after each optimizer.step(); if it is due less often than in every "
-                f"{updates} updates, run more steps",
+                fix=f"call its update after each optimizer.step(); if it is due less often than in every {updates} "
+                "updates, run more steps",
                 evidence={"updates": updates},
             )
         elif before.copies and (moved := _left_behind(before, after)):
@@ -79,8 +79,8 @@ def static_state(run: Evidence) -> Iterator[Finding]:
             rule="static-state",
             seen=f"setup.state[{name!r}] ({type(run.setup.state[name]).__name__}) never changed in "
             f"{several(updates, 'update')}, and no forward pass used it",
-            cause="undecided: it is constant, or changes later (a best score, an average of the last epochs), or its "
-            "update is never called",
+            cause="undecided: it is constant, or changes later (a best score, an average of the last epochs), "
+            "or its update is never called",
             fix="nothing, if it is meant to stay",
             evidence={"updates": updates},
         )

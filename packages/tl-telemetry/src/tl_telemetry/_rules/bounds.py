@@ -42,8 +42,8 @@ def non_finite(run: Evidence) -> Iterator[Finding]:
     where = []
     if spoiled is not None:
         where.append(
-            f"the update of {spoiled[1].optimizer!r} in step {first} made {run.shown(spoiled[2])} NaN or Inf, although "
-            "its gradients were finite"
+            f"the update of {spoiled[1].optimizer!r} in step {first} made {run.shown(spoiled[2])} NaN or Inf, "
+            "although its gradients were finite"
         )
     if bad_losses:
         shown = ", ".join(f"{name} {value:g}" for name, value in nonfinite_losses(run, bad_losses[0]).items())
@@ -104,12 +104,10 @@ def grad_norm_exceeded(run: Evidence) -> Iterator[Finding]:
             seen=f"the gradient norm of {name!r} before clipping was beyond {bound:g} in {len(over)} of "
             f"{several(len(norms), 'update')} ({at(s for s, _, _ in over)}), the largest {number(before)} in step "
             f"{step}{clipped}",
-            cause="undecided: targets or losses on an unusual scale, a learning rate that is too high, exploding "
-            "activations, "
-            "or a bound that is too low for this model",
-            fix="compare the norms with those of a run that trained well: then normalise the targets, lower the "
-            "learning "
-            "rate, or raise max_grad_norm",
+            cause="undecided: targets or losses on an unusual scale, a learning rate that is too high, "
+            "exploding activations, or a bound that is too low for this model",
+            fix="compare the norms with those of a run that trained well: then normalise the targets, "
+            "lower the learning rate, or raise max_grad_norm",
             steps=telling(s for s, _, _ in over),
             evidence={"bound": bound, "largest": before, "updates": len(norms), "over": len(over)},
         )
@@ -131,8 +129,7 @@ def diverging(run: Evidence) -> Iterator[Finding]:
         yield Finding(
             rule="diverging",
             seen=f"the loss went from {number(signed[0])} to {number(signed[-1])} and the gradient norm of {name!r} "
-            "from "
-            f"{number(finite[0])} to {number(finite[-1])}, through most of the {len(run.records)} steps (learning "
+            f"from {number(finite[0])} to {number(finite[-1])}, through most of the {len(run.records)} steps (learning "
             f"rate {rates})",
             cause="undecided: the learning rate is too high for this loss, or a sign is wrong (a loss that should be "
             "maximised, an update that adds the gradient)",
@@ -166,9 +163,8 @@ def loss_not_decreasing(run: Evidence) -> Iterator[Finding]:
         changed = f"{'a decrease' if decrease >= 0 else 'an increase'} of {100 * abs(decrease):.3g} %"
     yield Finding(
         rule="loss-not-decreasing",
-        seen=f"the loss went from {number(first)} (mean of the first {several(quarter, 'step')}) to {number(last)} "
-        "(of the last "
-        f"{quarter}): {changed}, a decrease of at least {100 * wanted:g} % was expected",
+        seen=f"the loss went from {number(first)} (mean of the first {several(quarter, 'step')}) to {number(last)} (of "
+        f"the last {quarter}): {changed}, a decrease of at least {100 * wanted:g} % was expected",
         cause="undecided: the loss alone does not say why; other findings of this run are likelier reasons",
         fix="run more steps, print run.table(), and check the learning rate, the data and the loss function",
         evidence={"first_quarter": first, "last_quarter": last, "decrease": decrease},

@@ -31,8 +31,7 @@ def clip_after_step(run: Evidence) -> Iterator[Finding]:
             rule="clip-after-step",
             seen=f"{function}() at {site} clipped gradients that an update had used already ({len(late)} of "
             f"{several(len(calls), 'call')}, {at(hit)}): a norm of {number(total(clip.norms.values()))} had been "
-            "applied "
-            f"unclipped (seen in step {record.step}), with a bound of {clip.bound:g}",
+            f"applied unclipped (seen in step {record.step}), with a bound of {clip.bound:g}",
             cause="the clip comes before backward(), on the gradients that the last update left"
             if first
             else "the clip comes after optimizer.step()",
@@ -80,8 +79,8 @@ def clip_misses(run: Evidence) -> Iterator[Finding]:
         hit = telling(record.step for record, _ in finite)
         yield Finding(
             rule="clip-misses",
-            seen=f"{function}() at {site} clipped none of the stepped gradients: {what} "
-            f"({several(len(finite), 'call')}, {at(hit)})",
+            seen=f"{function}() at {site} clipped none of the stepped gradients: "
+            f"{what} ({several(len(finite), 'call')}, {at(hit)})",
             cause=cause,
             fix=fix,
             steps=hit,
@@ -157,8 +156,9 @@ def _clips_zeros(run: Evidence, function: str, site: str, calls: list[tuple[Step
     hit = telling(record.step for record, _ in calls)
     yield Finding(
         rule="clip-misses",
-        seen=f"{function}() at {site} clipped none of the stepped gradients: they were 0 (or None) at that time "
-        f"({several(len(calls), 'call')}, {at(hit)}), and updates then applied a norm of up to {number(applied)}",
+        seen=f"{function}() at {site} clipped none of the stepped gradients: they were 0 (or None) "
+        f"at that time ({several(len(calls), 'call')}, {at(hit)}), and updates then applied a norm of up to "
+        f"{number(applied)}",
         cause="it runs after zero_grad() and before backward(): there is nothing to clip at that time",
         fix="clip between backward() and optimizer.step()",
         steps=hit,
@@ -197,14 +197,12 @@ def clip_every_update(run: Evidence) -> Iterator[Finding]:
         yield Finding(
             rule="clip-every-update",
             seen=f"{function}() at {site} scaled the gradients down to {_bound(first):.6g}{scaled} in {len(over)} of "
-            f"{several(len(before), 'call')} ({at(step for step, _ in over)}): the norm before was "
-            f"{number(norms[0])} to {number(norms[-1])}, {number(norms[len(norms) // 2])} in the median",
-            cause="undecided: the bound is meant to be tight (every update then has the same length), or the "
-            "gradients are "
-            "larger than they should be (targets or losses on an unusual scale, an exploding layer)",
+            f"{several(len(before), 'call')} ({at(step for step, _ in over)}): the norm before was {number(norms[0])} "
+            f"to {number(norms[-1])}, {number(norms[len(norms) // 2])} in the median",
+            cause="undecided: the bound is meant to be tight (every update then has the same length), or the gradients "
+            "are larger than they should be (targets or losses on an unusual scale, an exploding layer)",
             fix="nothing, if a tight bound is meant; else normalise the targets, or raise the bound; max_grad_norm= "
-            "makes "
-            "a norm before clipping that is too large a finding",
+            "makes a norm before clipping that is too large a finding",
             steps=telling(step for step, _ in over),
             evidence={"updates": len(before), "clipped": len(over), "median_norm": norms[len(norms) // 2]},
         )

@@ -261,16 +261,14 @@ def explain(run: Evidence, first: int, *, at_end: bool) -> tuple[str, str, dict[
         )
     if turned:
         return (
-            f"{turned} made NaN of infinities in step {first}. They were put there on purpose or were given, as in "
-            "a mask of "
-            "-inf: a row of it that masks everything leaves nothing to normalise",
+            f"{turned} made NaN of infinities in step {first}. They were put there on purpose or were given, "
+            "as in a mask of -inf: a row of it that masks everything leaves nothing to normalise",
             "leave at least one element of each row unmasked, or give such rows a value of their own (torch.where)",
             evidence,
         )
     return (
-        "undecided: an operation outside of its domain (sqrt or log of 0, division by 0), an overflow, data that "
-        "holds NaN, "
-        "or diverging weights",
+        "undecided: an operation outside of its domain (sqrt or log of 0, division by 0), an overflow, data that holds "
+        "NaN, or diverging weights",
         "check the batch of that step, and run it under torch.autograd.detect_anomaly() to see the operation",
         evidence,
     )

@@ -79,8 +79,7 @@ def scheduler_before_optimizer(run: Evidence) -> Iterator[Finding]:
             seen=f"{name!r} ({type(scheduler).__name__}) stepped {several(count, 'time')} before the first update of "
             f"{repr(optimizer) if optimizer else 'any optimizer'} ({at([record.step])})",
             cause="scheduler.step() comes before optimizer.step(): the first value of the schedule is never used, "
-            "and every "
-            "update uses a later one",
+            "and every update uses a later one",
             fix="call scheduler.step() after optimizer.step()",
             steps=telling([record.step, steps[0][0].step]),
             evidence={"steps_before": count},
@@ -111,9 +110,8 @@ def scheduler_never_stepped(run: Evidence) -> Iterator[Finding]:
             seen=f"{name!r} ({type(scheduler).__name__}) never stepped in {several(updates, 'update')}{stayed}",
             cause="undecided: its step() is called once an epoch, and no epoch ended in these steps; or it is never "
             "called",
-            fix="nothing, if it steps once an epoch; else call its step() after optimizer.step(); assert_lr with "
-            "the expected "
-            "rate makes this a finding",
+            fix="nothing, if it steps once an epoch; else call its step() after optimizer.step(); assert_lr with the "
+            "expected rate makes this a finding",
             evidence={"updates": updates},
         )
 
@@ -131,8 +129,8 @@ def scheduler_too_often(run: Evidence) -> Iterator[Finding]:
         yield Finding(
             rule="scheduler-too-often",
             seen=f"{name!r} ({type(scheduler).__name__}) stepped {several(count, 'time')} in "
-            f"{several(updates, 'update')} of "
-            f"{repr(optimizer) if optimizer else 'the optimizers'} ({at(record.step for record, _ in own)})",
+            f"{several(updates, 'update')} of {repr(optimizer) if optimizer else 'the optimizers'} "
+            f"({at(record.step for record, _ in own)})",
             cause=_why_often(own, optimizer),
             fix="call scheduler.step() once an update, or make the schedule's length count what it is called for",
             steps=telling(record.step for record, _ in own),

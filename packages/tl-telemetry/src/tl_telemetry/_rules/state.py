@@ -48,8 +48,8 @@ def frozen_buffer_moved(run: Evidence) -> Iterator[Finding]:
         rule="frozen-buffer-moved",
         seen=f"{_listed(list(found))} changed during the run, although the {' and '.join(kinds)} modules that hold "
         "them are frozen (no parameter there is trainable)",
-        cause="they ran in training mode: requires_grad_(False) does not stop what a forward pass writes, such as "
-        "running statistics",
+        cause="they ran in training mode: requires_grad_(False) does not stop what a forward pass writes, "
+        "such as running statistics",
         fix="put the frozen part in eval mode (module.eval()), again after each model.train()",
         parameters=tuple(found),
         evidence={"buffers": len(found)},
@@ -103,8 +103,8 @@ def graph_kept_alive(run: Evidence) -> Iterator[Finding]:
             )
             kept = "something that a loss is computed from is kept with its history"
             usual = (
-                "usually outputs or features in a list (`outputs.append(model(x))`), a running average of them, or a "
-                "hidden state"
+                "usually outputs or features in a list (`outputs.append(model(x))`), a running average of them, "
+                "or a hidden state"
             )
             fix = "keep what .detach() returns of it"
         yield Finding(

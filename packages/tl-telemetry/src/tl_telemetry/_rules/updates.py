@@ -59,8 +59,8 @@ def group_lr_zero(run: Evidence) -> Iterator[Finding]:
                 f"{several(len(steps), 'update')} ({at(hit)}), while others had {_rates_shown(others)}",
                 cause=f"undecided: {by_base}the group is frozen by its rate on purpose, or the rate comes out as 0 by "
                 "mistake (an integer division such as `base // 10`, a schedule of its own)",
-                fix="nothing, if it is meant (requires_grad_(False) says so, and saves its gradients); else give the "
-                "group its learning rate",
+                fix="nothing, if it is meant (requires_grad_(False) says so, and saves its gradients); "
+                "else give the group its learning rate",
                 steps=hit,
                 parameters=run.named(still),
                 evidence={"group": index, "updates": len(steps)},
@@ -85,8 +85,8 @@ def _why_zero(run: Evidence, name: str, updates: int) -> tuple[str, str]:
                 "look for what drives the rate, and give it to the TrainingSetup as a scheduler",
             )
         return (
-            "undecided: the optimizer was built with lr=0, or the loop sets its rate to 0; no scheduler of the "
-            "setup drives it",
+            "undecided: the optimizer was built with lr=0, or the loop sets its rate to 0; no scheduler of the setup "
+            "drives it",
             "give the optimizer its learning rate",
         )
     driver = " and ".join(map(repr, drivers))
@@ -94,17 +94,14 @@ def _why_zero(run: Evidence, name: str, updates: int) -> tuple[str, str]:
     known = f"its base rate is {_rates_shown(base)}, but " if base else ""
     if not stepped:
         return (
-            f"{known}the first value of {driver} is 0, and it never stepped in these {updates} updates: it steps "
-            "once an "
-            "epoch (the first epoch then trains nothing), or its step() is never called",
+            f"{known}the first value of {driver} is 0, and it never stepped in these {updates} updates: "
+            "it steps once an epoch (the first epoch then trains nothing), or its step() is never called",
             "let the schedule begin above 0 (`(epoch + 1) / warmup`), or step it after each update",
         )
     return (
         f"{known}every value of {driver} that was used is 0. Undecided which: an integer division (`step // warmup` "
-        "for "
-        "`step / warmup`), a warmup that counts epochs but is stepped once an update (or the reverse), or a "
-        "schedule that "
-        "stays at 0 for longer than the run",
+        "for `step / warmup`), a warmup that counts epochs but is stepped once an update (or the reverse), "
+        "or a schedule that stays at 0 for longer than the run",
         "print the schedule's first values; a warmup from 0 must leave 0 at its first step",
     )
 
@@ -150,15 +147,13 @@ def update_rounds_away(run: Evidence) -> Iterator[Finding]:
         dtypes = sorted({str(run.tensors.entries[i].tensor.dtype).removeprefix("torch.") for i in worst})
         yield Finding(
             rule="update-rounds-away",
-            seen=f"{100 * share:.0f} % of the elements of {run.shown(worst)} that had a gradient did "
-            "not change "
-            f"when {name!r} stepped ({len(counted)} updates looked at, {at(counted)}): the updates round to nothing in "
+            seen=f"{100 * share:.0f} % of the elements of {run.shown(worst)} that had a gradient did not change when "
+            f"{name!r} stepped ({len(counted)} updates looked at, {at(counted)}): the updates round to nothing in "
             f"{' and '.join(dtypes)}",
-            cause=f"{' and '.join(map(_precision, dtypes))}; an update below half of that is lost, and with a "
-            "learning rate of "
-            f"{_rates_shown(rates)} nearly all of them are",
-            fix="keep the weights in float32 and compute in low precision under torch.autocast, or raise the "
-            "learning rate",
+            cause=f"{' and '.join(map(_precision, dtypes))}; an update below half of that is lost, and with a learning "
+            f"rate of {_rates_shown(rates)} nearly all of them are",
+            fix="keep the weights in float32 and compute in low precision under torch.autocast, or raise the learning "
+            "rate",
             steps=telling(counted),
             parameters=run.named(worst),
             evidence={"elements": int(graded), "unchanged": int(unchanged)},
@@ -214,13 +209,12 @@ def no_update(run: Evidence) -> Iterator[Finding]:
         norm = total(event.norms.values())
         yield Finding(
             rule="no-update",
-            seen=f"{name!r} stepped {several(len(still), 'time')} and changed no parameter ({at(still)}), with a "
-            "gradient norm "
-            f"of {number(norm)} and a learning rate of {number(lr)}",
-            cause="undecided: the step is too small for the weights' precision (a learning rate in the wrong unit), or "
-            f"the step() of {_kind(run, name)} does not write what it computes to the parameters",
-            fix="compare the learning rate with one that trained before; for an optimizer of your own, check that it "
-            "writes to the parameters in place",
+            seen=f"{name!r} stepped {several(len(still), 'time')} and changed no parameter ({at(still)}), "
+            f"with a gradient norm of {number(norm)} and a learning rate of {number(lr)}",
+            cause="undecided: the step is too small for the weights' precision (a learning rate in the wrong unit), "
+            f"or the step() of {_kind(run, name)} does not write what it computes to the parameters",
+            fix="compare the learning rate with one that trained before; for an optimizer of your own, "
+            "check that it writes to the parameters in place",
             steps=telling(still),
             evidence={"updates": len(still), "grad_norm": norm, "lr": lr},
         )
@@ -260,22 +254,21 @@ def frozen_moved(run: Evidence) -> Iterator[Finding]:
         name = optimizers[0]
         if gradient > 0.0:
             cause = (
-                f"{name!r} still holds them, and their .grad still holds a gradient from before they were frozen "
-                "(norm up "
-                f"to {number(gradient)}): it is applied again at each update"
+                f"{name!r} still holds them, and their .grad still holds a gradient from before they were frozen (norm "
+                f"up to {number(gradient)}): it is applied again at each update"
             )
         else:
             cause = (
-                f"{name!r} still holds them, and their .grad is a tensor of zeros instead of None: it steps them, and "
-                f"{_what_moves(run, name)} moves them"
+                f"{name!r} still holds them, and their .grad is a tensor of zeros instead of None: it steps them, "
+                f"and {_what_moves(run, name)} moves them"
             )
         yield Finding(
             rule="frozen-moved",
             seen=f"{run.shown(moved)} moved by up to {number(max(moved.values()))} an update although frozen "
             f"(requires_grad=False; {at(hit)})",
             cause=cause,
-            fix="set .grad to None when freezing (zero_grad(set_to_none=True)), or leave frozen parameters out of "
-            "the optimizer",
+            fix="set .grad to None when freezing (zero_grad(set_to_none=True)), or leave frozen parameters out of the "
+            "optimizer",
             steps=telling(hit),
             parameters=run.named(moved),
             evidence={"largest_update": max(moved.values()), "largest_gradient": gradient},
