@@ -51,9 +51,9 @@ def coverage(run: Evidence) -> Iterator[Finding]:
 
 def _decided(run: Evidence, finding: Finding) -> Finding:
     """Give the cause of a copy in an optimizer, where gradients reached the model's own parameters and not the copy."""
-    if finding.rule != "other-copy":
+    names = finding.evidence.get("optimizers")
+    if finding.rule != "other-copy" or not isinstance(names, tuple):
         return finding
-    names = set(finding.evidence["optimizers"])
     held = {i for s in run.facts.recorder.steppers if s.name in names for i in s.indices}
     own = set(run.tensors.names(run.filled)) & set(finding.parameters)
     if not own or not held.isdisjoint(run.filled):
