@@ -405,7 +405,7 @@ def double_backward():
         loss = nn.functional.mse_loss(out, y) + slope.pow(2).mean()
         loss.backward(create_graph=True)
         setup.optimizer.step()
-        for p in model.parameters():
+        for p in (x, *model.parameters()):  # each gradient holds the graph that it is a part of
             p.grad = None
         return loss
 

@@ -159,7 +159,7 @@ def test_the_same_objects_twice():
         (
             lambda: observe(TrainingSetup(*make_setup()), allow=["lr-zer"]),
             ValueError,
-            "allow names the rule 'lr-zer', which does not exist; did you mean lr-zero?",
+            "allow names the rule 'lr-zer', which does not exist; did you mean lr-zero, group-lr-zero?",
         ),
     ],
 )

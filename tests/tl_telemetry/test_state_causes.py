@@ -105,7 +105,8 @@ def test_what_a_loss_is_computed_from_is_kept(what: str) -> None:
         "ended, while the losses were not\n"
         "  cause: something that a loss is computed from is kept with its history from step to step, so that memory "
         "grows with every step: usually outputs or features in a list (`outputs.append(model(x))`), a running average "
-        "of them, or a hidden state\n  fix: keep what .detach() returns of it"
+        "of them, a hidden state, or gradients of backward(create_graph=True)\n"
+        "  fix: keep what .detach() returns of it (set such a .grad to None)"
     )
 
 

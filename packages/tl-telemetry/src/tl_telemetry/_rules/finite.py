@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from typing import Any
 
 import torch
 
-from tl_telemetry._events import BY_HAND, Backward, OptimizerStep
+from tl_telemetry._events import Backward, OptimizerStep
 from tl_telemetry._evidence import Evidence, enough, number
 from tl_telemetry._record import StepRecord, read
 from tl_telemetry._replay import Made, Origin
@@ -105,22 +106,23 @@ def records_with_bad_losses(run: Evidence) -> list[StepRecord]:
     bad = [record for record in run.records if nonfinite_losses(run, record)]
     used = {number for _, event in run.steps for portion in event.portions for number in portion.source}
     used |= run.facts.recorder.gradients.held_passes()
-    if any(_optimised(record, used) for record in bad) or enough(len(bad), len(run.records)):
+    usual = statistics.mode(len(_passes(record, used)) for record in run.records) if run.records else 0
+    if any(_optimised(record, used, usual) for record in bad) or enough(len(bad), len(run.records)):
         return bad
     return [record for record in bad if record.loss is not None and math.isfinite(record.loss)]
 
 
-def _optimised(record: StepRecord, used: set[int]) -> bool:
-    """Tell whether a backward pass of a record began at a value that is not finite, or not known, and was not dropped.
+def _passes(record: StepRecord, used: set[int]) -> list[Backward]:
+    """Return a record's backward passes that went into an update, or that gradients still held at the end."""
+    return [event for event in record.events if isinstance(event, Backward) and event.number in used]
 
-    ``used`` are the passes that went into an update, or that gradients still held at the end.
-    """
-    passes = [event for event in record.events if isinstance(event, Backward)]
-    if not passes and any(BY_HAND in p.source for event in record.optimizer_step_events for p in event.portions):
-        return True  # gradients that backward() did not compute: nothing is known of what they were computed from
-    return any(
-        event.number in used and (event.root is None or not math.isfinite(event.root.value())) for event in passes
-    )
+
+def _optimised(record: StepRecord, used: set[int], usual: int) -> bool:
+    """Tell whether a record's loss was optimised: ``usual`` is how many passes of a step are."""
+    passes = _passes(record, used)
+    if len(passes) >= usual and record.optimizer_step_events:
+        return True  # nothing was skipped (also where no gradient comes from backward())
+    return any(event.root is None or not math.isfinite(event.root.value()) for event in passes)
 
 
 def _went_bad(run: Evidence, name: str) -> bool:

@@ -104,9 +104,9 @@ def graph_kept_alive(run: Evidence) -> Iterator[Finding]:
             kept = "something that a loss is computed from is kept with its history"
             usual = (
                 "usually outputs or features in a list (`outputs.append(model(x))`), a running average of them, "
-                "or a hidden state"
+                "a hidden state, or gradients of backward(create_graph=True)"
             )
-            fix = "keep what .detach() returns of it"
+            fix = "keep what .detach() returns of it (set such a .grad to None)"
         yield Finding(
             rule="graph-kept-alive",
             seen=seen,
