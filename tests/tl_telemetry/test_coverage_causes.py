@@ -148,3 +148,22 @@ def test_criteria_that_are_settled(how, make) -> None:
     """A criterion that an optimizer holds, or that is frozen, is no matter at all."""
     report = criterion_report(make(), **{how: True})
     assert (report.findings, report.notes) == ((), ())
+
+
+def test_a_tensor_that_is_no_longer_used_explains_its_optimizer() -> None:
+    """An optimizer that holds only what was replaced is named once: that it steps without a gradient follows."""
+
+    def make_setup():
+        model = nn.Linear(4, 1)
+        bias = nn.Parameter(model.bias.detach().clone())
+        return TrainingSetup(model, {"weight": sgd([model.weight]), "bias": sgd([bias])})
+
+    def step(setup, batch):
+        setup.model.zero_grad()
+        loss = mse(setup.model(batch[0]), batch[1])
+        loss.backward()
+        for optimizer in setup.optimizers.values():
+            optimizer.step()
+        return loss
+
+    assert [finding.rule for finding in report_of(make_setup, step).findings] == ["foreign-tensor"]

@@ -21,6 +21,7 @@ EXPLAINS = {
     "zeroed-before-step": frozenset({"zero-gradient", "step-without-gradient", "no-update", "skipped-update"}),
     "no-gradient": frozenset({"step-without-gradient", "zero-gradient"}),
     "other-copy": frozenset({"step-without-gradient", "never-stepped", "no-gradient", "never-ran"}),
+    "foreign-tensor": frozenset({"step-without-gradient"}),
     "replaced-layer": frozenset({"step-without-gradient", "no-gradient", "never-ran"}),
     "missing-zero-grad": frozenset({"repeated-step", "leaked-gradient", "diverging"}),
     "stepped-by-two": frozenset({"several-optimizers", "repeated-step"}),
