@@ -261,3 +261,26 @@ def test_repeated_run_of_healthy_steps_names_nothing() -> None:
 
     origin = first_nonfinite(make_setup, (X, Y), step, until=2, device="cpu", seed=0)
     assert (origin.batch, origin.made, origin.turned) == ("", (), ())
+
+
+@pytest.mark.parametrize(("every", "found"), [(2, True), (4, False)])
+def test_guard_that_skips_is_left_alone_while_it_is_the_exception(every: int, found: bool) -> None:
+    """A guard that skips every fourth batch works; one that skips every second one hides bad data."""
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 1)
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+
+    def step(setup: TrainingSetup, batch: Any) -> Tensor:
+        setup.optimizer.zero_grad()
+        loss = mse(setup.model(batch[0]), batch[1])
+        if loss.isfinite():
+            loss.backward()
+            setup.optimizer.step()
+        return loss.detach()
+
+    data = [(X_WITH_NAN if index % every == 1 else X, Y) for index in range(8)]
+    findings = run_training(make_setup, data, step, steps=8).check().findings
+    assert [finding.cause for finding in findings] == (
+        ["the data: in step 1, batch[0] holds 1 NaN in 96 elements"] if found else []
+    )
