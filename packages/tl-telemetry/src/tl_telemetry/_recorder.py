@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from operator import attrgetter
 from time import perf_counter
 from typing import Any
 
@@ -20,13 +19,13 @@ from tl_telemetry._forward import Forward
 from tl_telemetry._gradients import Gradients
 from tl_telemetry._marks import GraphMarks
 from tl_telemetry._record import StepRecord
+from tl_telemetry._scaler import loss_scale, scaler_stage
 from tl_telemetry._schedulers import Schedulers
 from tl_telemetry._sites import calling_frame, calling_site, in_torch, is_running, raised_in_torch, shown_site
 from tl_telemetry._steppers import Stepper, Steppers
 from tl_telemetry._tensors import Tensors, is_lazy
+from tl_telemetry._trainable import Trainable
 from tl_telemetry._updates import Updates
-
-_requires_grad = attrgetter("requires_grad")
 
 
 class Recorder:
@@ -44,8 +43,7 @@ class Recorder:
         self.watch_s = 0.0
         self.close_at_updates = True  # until somebody opens a step
         self.num_backwards = 0
-        self.became_trainable: dict[int, int] = {}  # index -> step
-        self.frozen_since: dict[int, int] = {}  # index -> step, for what was trainable before and is not again
+        self.trainable = Trainable()
         self.built_optimizers: list[tuple[int, Stepper]] = []
         self._updates = Updates() if track_updates else None
         self._figures = Figures()
@@ -56,9 +54,8 @@ class Recorder:
         self._stepping: list[Call] = []
         self._walk_needed = True
         self._begun: BackwardBegun | None = None
-        self._requires_grad: list[bool] = []
         self._walk()
-        self._requires_grad = list(map(_requires_grad, self.gradients.tensors))
+        self.trainable.look(self.gradients.tensors, 0)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -91,7 +88,7 @@ class Recorder:
             self._look_around()
         else:
             self._look_at_schedulers()
-        self._recheck_trainable()
+        self.trainable.look(self.gradients.tensors, len(self.records))
         record = StepRecord(
             step=len(self.records),
             num_examples=self._num_examples,
@@ -99,7 +96,7 @@ class Recorder:
             tensors=self.tensors,
             losses={name: self._loss(value) for name, value in losses.items()},
             main_loss=main,
-            scale=self._loss_scale(),
+            scale=self._copy(loss_scale(self.setup.scaler)),
             lrs={name: self.steppers.lrs(name, self._figures) for name in self.setup.optimizers},
         )
         self._figures.close_row()
@@ -320,18 +317,6 @@ class Recorder:
         for name, count in self.schedulers.look():
             self._events.append(SchedulerStep(name, count))
 
-    def _recheck_trainable(self) -> None:
-        now = list(map(_requires_grad, self.gradients.tensors))
-        if now == self._requires_grad:
-            return
-        for index, (was, is_now) in enumerate(zip(self._requires_grad, now, strict=False)):
-            if is_now and not was:
-                self.became_trainable.setdefault(index, len(self.records))
-                self.frozen_since.pop(index, None)
-            elif was and not is_now:
-                self.frozen_since[index] = len(self.records)
-        self._requires_grad = now
-
     def _norms(self, indices: tuple[int, ...]) -> Span:
         with torch.no_grad():
             return self._figures.add(norms(self.gradients.grads(indices), self.gradients.dtype(indices)))
@@ -349,7 +334,7 @@ class Recorder:
             lrs=stepper.lrs(self._figures),
             scale=self._copy(getattr(stepper.optimizer, "grad_scale", None)),
             found_inf=self._copy(getattr(stepper.optimizer, "found_inf", None)),
-            stage=self._scaler_stage(stepper.optimizer),
+            stage=scaler_stage(self.setup.scaler, stepper.optimizer),
             portions=gradients.portions(graded),
             lost=gradients.lost(stepper.indices),
         )
@@ -402,20 +387,10 @@ class Recorder:
     def _loss(self, value: Tensor | float) -> Span | float:
         return self._figures.add([value]) if isinstance(value, Tensor) else float(value)
 
-    def _loss_scale(self) -> Span | None:
-        return self._copy(getattr(self.setup.scaler, "_scale", None))
-
-    def _scaler_stage(self, optimizer: torch.optim.Optimizer | None) -> str | None:
-        scaler = self.setup.scaler
-        if scaler is None or not scaler.is_enabled():
-            return None
-        state = scaler._per_optimizer_states.get(id(optimizer))
-        return "ready" if state is None else str(state["stage"].name).lower()
-
     def _scale_at(self, graded: Sequence[int]) -> Span | None:
         """Return the loss scale if the gradients of these parameters are still scaled."""
         for optimizer in self.setup.optimizers.values():
-            stage = self._scaler_stage(optimizer)
-            if stage == "ready" and not self.steppers.indices_of(optimizer).isdisjoint(graded):
-                return self._loss_scale()
+            scaled = scaler_stage(self.setup.scaler, optimizer) == "ready"
+            if scaled and not self.steppers.indices_of(optimizer).isdisjoint(graded):
+                return self._copy(loss_scale(self.setup.scaler))
         return None

@@ -88,7 +88,7 @@ def templates(run: Evidence) -> frozenset[int]:
 
 def _since(run: Evidence, finding: Finding) -> Finding:
     """Add the step in which the finding's parameters became trainable, or were first used, if that was in the run."""
-    became = {run.tensors.name(i): step for i, step in run.facts.recorder.became_trainable.items()}
+    became = {run.tensors.name(i): step for i, step in run.facts.recorder.trainable.since.items()}
     new: dict[str, int] = {}
     for record, event in run.backwards.values():
         for i in event.filled:

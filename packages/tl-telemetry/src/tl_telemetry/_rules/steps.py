@@ -18,7 +18,8 @@ def step_without_gradient(run: Evidence) -> Iterator[Finding]:
         if any(event.graded or event.lost for _, event in steps):
             continue
         held = {i for s in run.facts.recorder.steppers if s.name == name for i in s.indices}
-        indices = {i for _, event in steps for i in event.ungraded} | held & run.facts.recorder.frozen_since.keys()
+        frozen = run.facts.recorder.trainable.frozen_since.keys()
+        indices = {i for _, event in steps for i in event.ungraded} | held & frozen
         indices -= run.ignored
         if not indices or indices <= idle:
             continue  # parts of the model that were not called have a note of their own: it may not be their turn
@@ -54,7 +55,7 @@ def _why_without(
             "backward passes gave them gradients, but in no step in which it stepped, or after its step",
             "call step() after backward(), in the same steps",
         )
-    since = run.facts.recorder.frozen_since
+    since = run.facts.recorder.trainable.frozen_since
     if indices <= since.keys():
         when = at(since[i] for i in indices) if run.told_steps else "this run"
         return (
