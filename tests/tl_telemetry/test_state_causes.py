@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -73,12 +74,13 @@ def test_statistics_of_a_frozen_part_that_is_fed_by_a_trained_one() -> None:
 
 
 def keeps(what: str) -> tuple[Callable[[], TrainingSetup], Step]:
-    """Return a loop that keeps the outputs, or a running average of the features, with their history."""
+    """Return a loop that keeps with their history: the outputs, an average of the features, a hidden state, a score."""
 
     def make_setup() -> TrainingSetup:
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
         setup = TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.05))
-        setup.outputs, setup.center = [], torch.zeros(8)
+        setup.outputs, setup.center = deque(maxlen=4 if what == "last scores" else None), torch.zeros(8)
+        setup.hidden = torch.zeros(16, 8)
         return setup
 
     def step(setup: TrainingSetup, batch: Any) -> float:
@@ -90,16 +92,24 @@ def keeps(what: str) -> tuple[Callable[[], TrainingSetup], Step]:
         if what == "outputs":
             setup.outputs.append(made)
         loss = (made - batch[1]).square().mean()
-        loss.backward()
+        if "hidden" in what:
+            if what == "hidden state that is cut" and setup.step_index % 3 == 0:
+                setup.hidden = setup.hidden.detach()
+            setup.hidden = 0.5 * setup.hidden + features
+            loss = loss + setup.hidden.square().mean()
+        loss.backward(retain_graph="hidden" in what)
         setup.optimizer.step()
+        if "score" in what:
+            with torch.set_grad_enabled(what != "scores without grad"):
+                setup.outputs.append((setup.model(batch[0]) - batch[1]).abs().mean())
         return loss.item()
 
     return make_setup, step
 
 
-@pytest.mark.parametrize("what", ["outputs", "features"])
+@pytest.mark.parametrize("what", ["outputs", "features", "hidden state"])
 def test_what_a_loss_is_computed_from_is_kept(what: str) -> None:
-    """Outputs and features that are kept with their history are seen, and told from losses that are."""
+    """Outputs, features and a state that are kept with their history are seen, and told from losses that are."""
     assert str(only_finding(*keeps(what), steps=12)) == (
         "[graph-kept-alive] parts of the autograd graphs of 8 of the first 8 steps were still alive when the run "
         "ended, while the losses were not\n"
@@ -110,9 +120,22 @@ def test_what_a_loss_is_computed_from_is_kept(what: str) -> None:
     )
 
 
-def test_nothing_kept_is_no_finding() -> None:
-    """The same loop that keeps nothing gets no finding."""
-    make_setup, step = keeps("nothing")
+def test_what_backward_never_ran_on_is_kept() -> None:
+    """A validation score that is kept with its history is seen, although no backward pass ever marked its graph."""
+    assert str(only_finding(*keeps("scores"), steps=12)) == (
+        "[graph-kept-alive] graphs that forward passes made in 4 of the first 4 steps were still alive when the run "
+        "ended, while the losses were not\n"
+        "  cause: an output of the model, or what is computed from it, is kept with its history from step to step, so "
+        "that memory grows with every step: usually a validation loss outside of torch.no_grad(), or features in a "
+        "queue or memory bank\n"
+        "  fix: compute it under torch.no_grad(), or keep what .detach() returns of it"
+    )
+
+
+@pytest.mark.parametrize("what", ["nothing", "hidden state that is cut", "last scores", "scores without grad"])
+def test_what_is_not_kept_is_no_finding(what: str) -> None:
+    """The same loop that keeps nothing, or only the last few, gets no finding."""
+    make_setup, step = keeps(what)
     assert run_training(make_setup, (X, Y), step, steps=12).check().ok
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tl_core import TrainingSetup
 from tl_telemetry._fingerprints import Fingerprint, StateEntry, named_parameters_and_buffers, state_entries
+from tl_telemetry._marks import GraphMarks
 from tl_telemetry._recorder import Recorder
 from tl_telemetry._replay import Origin
 from tl_telemetry._tensors import Tensors, other_modules, shown_name
@@ -49,6 +50,7 @@ class Facts:
     resumed: bool = field(init=False)
     graphs_alive: int = 0  # earlier steps' graphs still alive when the run ended, with their losses
     graph_parts_alive: int = 0  # of the first steps' graphs, those of which at least the beginning is alive
+    made_alive: int = 0  # of the first steps, those in which a forward pass made a graph that is alive
 
     def __post_init__(self) -> None:
         self.start = self._fingerprint()
@@ -83,10 +85,14 @@ class Facts:
         self.end = self._fingerprint()
         self.state_end = state_entries(self.setup, compare=False)
         marks = self.recorder.marks
-        self.graphs_alive, self.graph_parts_alive = marks.count_alive(), marks.count_deep_alive()
-        if max(self.graphs_alive, self.graph_parts_alive) > 2:
+        self._count_alive(marks)
+        if max(self.graphs_alive, self.graph_parts_alive, self.made_alive) > 2:
             gc.collect()  # graphs in reference cycles are not held by anybody: let them go before counting
-            self.graphs_alive, self.graph_parts_alive = marks.count_alive(), marks.count_deep_alive()
+            self._count_alive(marks)
+
+    def _count_alive(self, marks: GraphMarks) -> None:
+        self.graphs_alive, self.graph_parts_alive = marks.count_alive(), marks.count_deep_alive()
+        self.made_alive = marks.count_made_alive()
 
     def _fingerprint(self) -> Fingerprint:
         followed: dict[str, Tensor] = {entry.name: entry.tensor for entry in self.tensors.entries}

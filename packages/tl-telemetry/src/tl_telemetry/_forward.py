@@ -80,12 +80,14 @@ class Forward:
             self.flags[id(child)] = self.flags.get(id(child), 0) | OPAQUE
             self._awaited.discard(id(child))
 
-    def ended(self, module: nn.Module) -> None:
+    def ended(self, module: nn.Module) -> bool:
+        """Forget a module that has run; tells whether it ran inside of no other one."""
         # a forward pass that raised left its modules on the stack: drop them with the one that did end
         for depth in range(len(self._active) - 1, -1, -1):
             if self._active[depth][0] is module:
                 del self._active[depth:]
-                return
+                return depth == 0
+        return False
 
     def close_step(self) -> bool:
         """Tell whether the hooks may leave: all modules with parameters have been seen."""

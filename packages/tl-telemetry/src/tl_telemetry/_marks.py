@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import torch
 
 _keys = itertools.count()
 # How many terms of a sum of losses are looked at.
@@ -58,9 +60,12 @@ class GraphMarks:
         self.num_steps = 0
         self.num_followed = 0  # steps with a followed graph
         self.num_walked = 0  # of those, the ones whose graphs are followed down to the parameters
+        self.num_made = 0  # steps in which what forward passes made is followed
         self._walked_passes = 0  # in this step
         self._marks: list[tuple[int, weakref.ref[_Mark]]] = []
         self._deep_marks: list[tuple[int, weakref.ref[_Mark]]] = []
+        self._made_marks: list[weakref.ref[_Mark]] = []
+        self._made: _Mark | None = None  # of this step
 
     def meet(self, roots: Sequence[Any], number: int) -> Met:
         """Mark the graph of a backward pass, and look for the marks of earlier ones."""
@@ -98,12 +103,24 @@ class GraphMarks:
         self.num_walked = max(self.num_walked, self.num_steps + 1)
         mark = _Mark(0)
         for node in _next_to_leaves(root):
-            node.metadata[self._key] = mark
+            node.metadata.setdefault(self._key, mark)  # a node that goes on from step to step stays the first one's
         self._deep_marks.append((self.num_steps, weakref.ref(mark)))
+
+    def made(self, output: Any) -> None:
+        """Mark the graphs of what a forward pass returned, in the first steps: ``backward`` may never run on them."""
+        if self.num_steps >= WALKED_STEPS:
+            return
+        for node in _nodes_of(output):
+            if self._made is None:
+                self._made = _Mark(0)
+                self._made_marks.append(weakref.ref(self._made))
+                self.num_made += 1
+            node.metadata.setdefault((self._key, "made"), self._made)
 
     def close_step(self) -> None:
         self.num_steps += 1
         self._walked_passes = 0
+        self._made = None  # from here on, only nodes keep it
 
     def count_alive(self) -> int:
         """Return how many steps have a graph that is alive, of the ``MAX_ALIVE`` graphs followed at a time."""
@@ -114,8 +131,22 @@ class GraphMarks:
         """Return how many of the first steps have a graph of which at least the beginning is alive."""
         return len({step for step, ref in self._deep_marks if ref() is not None})
 
+    def count_made_alive(self) -> int:
+        """Return of how many of the first steps a graph is alive that a forward pass made."""
+        return sum(ref() is not None for ref in self._made_marks)
+
     def _drop_dead(self) -> None:
         self._marks = [(step, ref) for step, ref in self._marks if ref() is not None]
+
+
+def _nodes_of(output: Any) -> Iterator[Any]:
+    """Yield the graph nodes of the tensors that a module returned: one, or some in a tuple, a list or a dict."""
+    if isinstance(output, torch.Tensor):
+        if output.grad_fn is not None:
+            yield output.grad_fn
+    elif isinstance(output, (Mapping, list, tuple)):
+        for value in output.values() if isinstance(output, Mapping) else output:
+            yield from _nodes_of(value)
 
 
 def _scalings(node: Any, output: int) -> Iterator[tuple[Any, int]]:

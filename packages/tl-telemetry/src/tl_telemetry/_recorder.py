@@ -48,6 +48,7 @@ class Recorder:
         self._updates = Updates() if track_updates else None
         self._figures = Figures()
         self._events: list[Event] = []
+        self._updated = False  # in the step that runs, by an optimizer that is no stranger to the setup
         self._num_examples: int | None = None
         self._thread = threading.get_ident()
         self._backward_depth = 0
@@ -102,6 +103,7 @@ class Recorder:
         self._figures.close_row()
         self.records.append(record)
         self._events = []
+        self._updated = False
         self._num_examples = None
         self.marks.close_step()
         if self.forward.close_step():
@@ -136,8 +138,9 @@ class Recorder:
             self._follow_unregistered(module)
         self.watch_s += perf_counter() - start
 
-    def forward_ended(self, module: torch.nn.Module) -> None:
-        self.forward.ended(module)
+    def forward_ended(self, module: torch.nn.Module, output: Any) -> None:
+        if self.forward.ended(module) and self.watches_thread():
+            self.marks.made(output)
 
     def warned(self, message: str, category: type[Warning], filename: str, lineno: int) -> None:
         from_torch = in_torch(filename) or raised_in_torch() or "Triggered internally at" in message
@@ -274,6 +277,7 @@ class Recorder:
             if call.seen is not None:
                 self._events.append(self._step_event(call, call.seen, closure))
                 self.gradients.use(stepper.indices, self.num_backwards)
+                self._updated = self._updated or not self.steppers.is_stranger(stepper)
         self.watch_s += perf_counter() - start
         self._close_update()
 
@@ -284,9 +288,7 @@ class Recorder:
 
     def _close_update(self) -> None:
         """End a record after an update, where nobody else says when a step ends."""
-        if not self.close_at_updates or self._stepping or self._backward_depth:
-            return
-        if any(isinstance(event, OptimizerStep) for event in self._events):
+        if self._updated and self.close_at_updates and not self._stepping and not self._backward_depth:
             self.close_step({}, None)
 
     # -- what is read off ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from tl_core import Finding
 from tl_telemetry._evidence import Evidence, at, several, telling
 from tl_telemetry._forward import INPUT_TRAINS, RAN_IN_TRAINING
+from tl_telemetry._marks import WALKED_STEPS
 from tl_telemetry._tensors import other_modules, shown_name
 
 BROADCAST = re.compile(r"Using a target size \((.+?)\) that is different to the input size \((.+?)\)")
@@ -85,18 +86,21 @@ def _frozen_around(root: nn.Module, name: str, module: nn.Module, *, fed: bool) 
 def graph_kept_alive(run: Evidence) -> Iterator[Finding]:
     """See autograd graphs that stay alive from step to step."""
     facts, marks = run.facts, run.facts.recorder.marks
-    for count, followed, whole in (
-        (facts.graphs_alive, min(marks.num_steps, marks.num_followed), True),
-        (facts.graph_parts_alive, min(marks.num_steps, marks.num_walked), False),
+    # outputs of a few steps may wait for a backward pass that comes later (an episode)
+    updated = len({record.step for record, _ in run.steps}) >= WALKED_STEPS
+    for count, followed, kept_is in (
+        (facts.graphs_alive, min(marks.num_steps, marks.num_followed), "whole"),
+        (facts.graph_parts_alive, min(marks.num_steps, marks.num_walked), "part"),
+        (facts.made_alive if updated else 0, marks.num_made, "made"),
     ):
         if count < 4 or count < 0.7 * (followed - 1):
             continue
-        if whole:
+        if kept_is == "whole":
             seen = f"the autograd graphs of {count} of {several(followed, 'step')} were still alive when the run ended"
             kept = "losses, or what is computed from them, are kept with their history"
             usual = "usually a sum (`total += loss`) or a list (`losses.append(loss)`)"
             fix = "keep loss.detach() (or loss.item() where waiting for the device is fine)"
-        else:
+        elif kept_is == "part":
             seen = (
                 f"parts of the autograd graphs of {count} of the first {several(followed, 'step')} were still alive "
                 "when the run ended, while the losses were not"
@@ -107,6 +111,14 @@ def graph_kept_alive(run: Evidence) -> Iterator[Finding]:
                 "a hidden state, or gradients of backward(create_graph=True)"
             )
             fix = "keep what .detach() returns of it (set such a .grad to None)"
+        else:
+            seen = (
+                f"graphs that forward passes made in {count} of the first {several(followed, 'step')} were still alive "
+                "when the run ended, while the losses were not"
+            )
+            kept = "an output of the model, or what is computed from it, is kept with its history"
+            usual = "usually a validation loss outside of torch.no_grad(), or features in a queue or memory bank"
+            fix = "compute it under torch.no_grad(), or keep what .detach() returns of it"
         yield Finding(
             rule="graph-kept-alive",
             seen=seen,
