@@ -144,6 +144,14 @@ class Evidence:
         return frozenset(i for stepper in self.facts.recorder.steppers for i in stepper.indices)
 
     @cached_property
+    def own(self) -> frozenset[int]:
+        """The model's parameters, and what the setup's optimizers hold; not what other optimizers brought along."""
+        steppers = self.facts.recorder.steppers
+        held = (steppers.indices_of(optimizer) for optimizer in self.setup.optimizers.values())
+        in_model = (i for i, entry in enumerate(self.tensors.entries) if entry.in_model)
+        return frozenset(in_model).union(*held)
+
+    @cached_property
     def moved(self) -> frozenset[int]:
         """Parameters whose values or versions changed over the run, by whatever means."""
         names = self.facts.end.moved_since(self.facts.start) | self.facts.end.touched_since(self.facts.start)

@@ -119,6 +119,8 @@ class TrainingRun:
         # the loop may have taken optimizers out of the setup, or stepped others
         names = dict.fromkeys([*self.setup.optimizers, *(n for record in self.records for n in record.optimizer_steps)])
         updates = ", ".join(f"{name} {self._num_updates(name)}" for name in names)
+        if unfollowed := self.facts.recorder.steppers.num_unfollowed:
+            updates += f", further optimizers that hold nothing of the setup {unfollowed} (not followed)"
         losses = f", loss {self.initial:.4g} to {self.final:.4g}" if self.losses else ""
         lines = [f"{count} step{'' if count == 1 else 's'}{losses}, updates: {updates or 'none'}"]
         if self.facts.data_form:

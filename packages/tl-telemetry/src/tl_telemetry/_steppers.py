@@ -100,6 +100,7 @@ class Steppers:
         self._all: list[Stepper] = []
         self._known: dict[int, Stepper] = {}
         self._num_strangers = 0
+        self.num_unfollowed = 0  # updates by strangers beyond the first ones
 
     def __iter__(self) -> Iterator[Stepper]:
         return iter(self._all)
@@ -158,6 +159,7 @@ class Steppers:
         if not any(p in self._tensors.index_of for p in held):
             # one that is made anew in every step (for a perturbation, an inner loop) would fill up memory
             if self._num_strangers == MAX_STRANGERS:
+                self.num_unfollowed += 1
                 return None
             self._num_strangers += 1
         stepper = Stepper(optimizer, self._tensors, "")
@@ -172,6 +174,12 @@ class Steppers:
             if stepper.index_set <= self.indices_of(other) and holds(other, optimizer):
                 stepper.name = name
         return stepper
+
+    def is_stranger(self, stepper: Stepper) -> bool:
+        """Tell whether an optimizer is not in the setup, and holds nothing of the model or of one that is."""
+        if self._in_setup(stepper) or any(self._tensors.entries[i].in_model for i in stepper.indices):
+            return False
+        return all(stepper.index_set.isdisjoint(self.indices_of(o)) for o in self._setup.optimizers.values())
 
     def indices_of(self, optimizer: torch.optim.Optimizer) -> frozenset[int]:
         stepper = self._find(optimizer)

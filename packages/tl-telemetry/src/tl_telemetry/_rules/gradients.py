@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,9 @@ from tl_telemetry._evidence import Evidence, at, fresh_passes, number, several, 
 from tl_telemetry._forward import CUT_INSIDE, OPAQUE, RAN_WITH_GRAD, RAN_WITHOUT_GRAD
 from tl_telemetry._record import StepRecord, total
 from tl_telemetry._rules.coverage import run_without_gradient
+
+# A loss may be computed at many lines.
+MOST_SITES = 3
 
 
 def loss_not_connected(run: Evidence) -> Iterator[Finding]:
@@ -48,12 +52,32 @@ def _without_graph(site: str, cut: list[tuple[StepRecord, Backward]], num_passes
 def _elsewhere(run: Evidence) -> Iterator[Finding]:
     """See losses with a graph that leads to nothing that is trained."""
     passes = [(record, event) for record, event in run.backwards.values() if event.connected]
-    trained = run.held | {i for i, entry in enumerate(run.tensors.entries) if entry.in_model}
+    strangers = run.graded - run.own
     # gradients that were there without a pass were put there by hand
-    if not passes or run.graded or not run.filled.isdisjoint(trained) or run.filled & run.moved:
+    if not passes or not run.own.isdisjoint(run.graded | run.filled) or (run.filled - strangers) & run.moved:
+        return
+    if strangers and not _idle_beside(run):
         return
     steps = telling(record.step for record, _ in passes)
-    if run.filled:
+    fix = "compute the loss from the output of the setup's model, without leaving the graph in between"
+    copies = _copies(run) if strangers else None
+    if copies is not None:
+        count, stepper = copies
+        names = " and ".join(repr(name) for name in run.setup.optimizers if name in run.steps_by_optimizer)
+        what = (
+            f"what they reached are copies of the model's parameters ({several(count, 'tensor')} of the same shapes, "
+            f"stepped by {stepper})"
+        )
+        cause = (
+            "a copy of the model is trained, as in an inner loop, and nothing carries its gradients or its weights "
+            f"back to the model that {names} steps"
+        )
+        fix = (
+            f"give the model the copy's gradients before {names} steps (p.grad = q.grad.clone() for each p and its q "
+            "in the copy; the difference p - q of the weights for Reptile), or call the model itself through "
+            "torch.func.functional_call"
+        )
+    elif run.filled:
         what = f"what they reached is {run.shown(run.filled)}, which no optimizer holds"
         cause = "the loss was computed from another model than the one that the optimizers train"
     else:
@@ -64,13 +88,35 @@ def _elsewhere(run: Evidence) -> Iterator[Finding]:
         )
     yield Finding(
         rule="loss-not-connected",
-        seen=f"{several(len(passes), 'backward pass')} ({passes[0][1].site}) reached no parameter that is trained: "
+        seen=f"{several(len(passes), 'backward pass')} ({_sites(passes)}) reached no parameter that is trained: "
         f"{what} ({at(steps)})",
         cause=cause,
-        fix="compute the loss from the output of the setup's model, without leaving the graph in between",
+        fix=fix,
         steps=steps,
         evidence={"backward_passes": len(passes), "without_graph": 0},
     )
+
+
+def _sites(passes: list[tuple[StepRecord, Backward]]) -> str:
+    """Return the lines of these passes in words, the first ones of many."""
+    sites = list(dict.fromkeys(event.site for _, event in passes))
+    return " and ".join(sites[:MOST_SITES]) + (f" and {len(sites) - MOST_SITES} more" * (len(sites) > MOST_SITES))
+
+
+def _idle_beside(run: Evidence) -> bool:
+    """Tell whether the setup's optimizers stepped without any effect, while nothing else moved what is the setup's."""
+    return run.own.isdisjoint(run.moved) and not run.steps_by_optimizer.keys().isdisjoint(run.setup.optimizers)
+
+
+def _copies(run: Evidence) -> tuple[int, str] | None:
+    """Return how many tensors an optimizer that is not in the setup holds, and its name, if they copy the model's."""
+    entries = run.tensors.entries
+    shapes = Counter(tuple(entries[i].tensor.shape) for i in run.own if entries[i].in_model)
+    for stepper in run.facts.recorder.steppers:
+        held = stepper.index_set
+        if held and held <= run.filled - run.own and Counter(tuple(entries[i].tensor.shape) for i in held) <= shapes:
+            return len(held), stepper.name
+    return None
 
 
 def no_gradient(run: Evidence) -> Iterator[Finding]:
@@ -260,7 +306,8 @@ def without_gradient(run: Evidence) -> WithoutGradient:
     seen = run.filled | run.graded
     flags = run.facts.recorder.forward.flags
     # gradients came, and none of the modules was seen to run: a compiled function is around them
-    unseen = not any(flags.get(id(run.tensors.entries[i].owner)) for i in run.filled)
+    reached = [entry for i in run.filled if (entry := run.tensors.entries[i]).in_model]
+    unseen = bool(reached) and not any(flags.get(id(entry.owner)) for entry in reached)
     for i in run.trainable:
         if i in seen or i in run.moved or i not in run.held:
             continue

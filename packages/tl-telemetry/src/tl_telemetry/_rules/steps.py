@@ -21,8 +21,9 @@ def step_without_gradient(run: Evidence) -> Iterator[Finding]:
         frozen = run.facts.recorder.trainable.frozen_since.keys()
         indices = {i for _, event in steps for i in event.ungraded} | held & frozen
         indices -= run.ignored
-        if not indices or indices <= idle:
-            continue  # parts of the model that were not called have a note of their own: it may not be their turn
+        others = (i for _, event in run.steps if event.optimizer != name for i in event.graded)
+        if not indices or (indices <= idle and not run.own.isdisjoint(others)):
+            continue  # parts of the model that were not called have a note of their own: it is another one's turn
         hit = telling(record.step for record, _ in steps)
         cause, fix = _why_without(run, name, steps, indices)
         yield Finding(
