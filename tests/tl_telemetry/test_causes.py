@@ -258,6 +258,59 @@ def test_wanted_freeze_that_is_broken() -> None:
     )
 
 
+def test_wanted_freeze_that_is_an_attribute() -> None:
+    """Where ``module.requires_grad = False`` was meant to freeze, ``frozen=`` names it as the cause."""
+
+    def make_setup() -> TrainingSetup:
+        setup = plain()()
+        setup.model[0].requires_grad = False
+        return setup
+
+    run = run_training(make_setup, (X, Y), train, steps=4)
+    (finding,) = run.check(frozen=["0.*"]).findings
+    assert str(finding) == (
+        "[frozen-moved] 0.bias, 0.weight changed during the run although frozen=['0.*'] asks for no change\n"
+        "  cause: 'optimizer' moved 0.bias, 0.weight: model[0].requires_grad = False sets an attribute of the module "
+        "and leaves its parameters as they were\n"
+        "  fix: call model[0].requires_grad_(False)"
+    )
+    (finding,) = run.check(frozen=["2.*"]).findings
+    assert finding.cause == "'optimizer' moved 2.bias, 2.weight"
+
+
+class _Settled(torch.optim.Optimizer):
+    """Steps by less than what bfloat16 resolves, with or without a setting that says that this adds up."""
+
+    def __init__(self, parameters: Any, kahan_sum: bool) -> None:
+        super().__init__(parameters, {"lr": 1e-7, "kahan_sum": kahan_sum})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.add_(p.grad.sign(), alpha=-1e-7)
+
+
+class _Wrapper:
+    """Wraps an optimizer, and has neither state nor defaults."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups = optimizer, optimizer.param_groups
+        self.step, self.zero_grad = optimizer.step, optimizer.zero_grad
+
+
+@pytest.mark.parametrize("kahan_sum", [False, True])
+def test_compensation_of_a_wrapped_optimizer(kahan_sum: bool) -> None:
+    """Whether rounding is made up for is asked of the optimizer inside of a wrapper, which need not have a state."""
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 1).bfloat16()
+        return TrainingSetup(model, _Wrapper(_Settled(model.parameters(), kahan_sum)))
+
+    report = run_training(make_setup, (X.bfloat16(), Y.bfloat16()), train, steps=4).check()
+    assert [finding.rule for finding in report.findings] == ([] if kahan_sum else ["update-rounds-away"])
+    assert report.notes == ()
+
+
 def two_losses(clear: bool) -> tuple[Callable[[], TrainingSetup], Callable[[TrainingSetup, Any], Any]]:
     """Return a loop that runs backward on a term of its loss, clears the gradients or does not, and then on the sum."""
 

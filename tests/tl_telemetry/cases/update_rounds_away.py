@@ -90,6 +90,28 @@ class _WithCarry(torch.optim.Optimizer):
                 carry.sub_(p - before)
 
 
+class _Stubborn(torch.optim.Optimizer):
+    """Sign descent whose Kahan terms have not added up to a change yet."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1e-7, "kahan_sum": True})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad.sign(), alpha=-group["lr"])
+
+
+class _Bare:
+    """Wraps an optimizer, and has only what a loop calls: no state, no defaults."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+        self.zero_grad, self.step = optimizer.zero_grad, optimizer.step
+
+
 def near_misses() -> dict[str, dict[str, Any]]:
     return {
         "bfloat16 with a rate that suits it": _case(
@@ -99,6 +121,9 @@ def near_misses() -> dict[str, dict[str, Any]]:
         "stochastic rounding, a longer run": _case(torch.bfloat16, lambda p: _Dithered(p, lr=3e-6), steps=34),
         "a carry in the state": _case(torch.bfloat16, lambda p: _WithCarry(p, lr=1e-5), steps=20),
         "float32 masters": _masters(),
+        "an optimizer that says it compensates": _case(torch.bfloat16, _Stubborn),
+        "a bare wrapper around one that says so": _case(torch.bfloat16, lambda p: _Bare(_Stubborn(p))),
+        "a bare wrapper, in float32": _case(torch.float32, lambda p: _Bare(_adamw(p))),
         "sparse gradients of an embedding in bfloat16": _sparse_embedding(),
     }
 

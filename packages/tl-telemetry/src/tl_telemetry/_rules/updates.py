@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tl_core import Finding, match_names
 from tl_telemetry._events import BY_HAND, OptimizerStep
 from tl_telemetry._evidence import Evidence, at, number, several, telling
 from tl_telemetry._record import read, total
+from tl_telemetry._rules.coverage import frozen_parameter
 from tl_telemetry._updates import COUNTS
 
 # From this share of unchanged elements on, an update in low precision counts as lost.
@@ -116,8 +117,6 @@ def _rates_shown(rates: list[float]) -> str:
 def update_rounds_away(run: Evidence) -> Iterator[Finding]:
     """See low-precision weights that are too coarse for their updates."""
     for name, steps in run.steps_by_optimizer.items():
-        if _compensates(run, name):
-            continue
         counts: dict[int, list[float]] = {}
         since_first: dict[int, tuple[float, float]] = {}  # sampled elements with a gradient; of those, never moved
         rates: list[float] = []
@@ -140,7 +139,7 @@ def update_rounds_away(run: Evidence) -> Iterator[Finding]:
         unchanged = sum(c[1] for c in counts.values())
         if len(counted) < 3 or not graded or unchanged < ROUNDED_AWAY * graded:
             continue
-        if _adds_up(since_first, changed=1.0 - unchanged / graded, updates=until):
+        if _adds_up(since_first, changed=1.0 - unchanged / graded, updates=until) or _compensates(run, name):
             continue
         worst = [i for i, c in counts.items() if c[0] and c[1] >= ROUNDED_AWAY * c[0]]
         share = sum(counts[i][1] for i in worst) / sum(counts[i][0] for i in worst)
@@ -180,13 +179,15 @@ def _adds_up(since_first: dict[int, tuple[float, float]], changed: float, update
 
 
 def _compensates(run: Evidence, name: str) -> bool:
-    """Tell whether an optimizer's settings or state say that it makes up for rounding."""
-    optimizer = run.setup.optimizers.get(name)
-    if optimizer is None:
-        return False
-    settings = {**vars(optimizer), **getattr(optimizer, "defaults", {})}
-    said = [type(optimizer).__name__, *(key for key, value in settings.items() if value is True)]
-    said += [str(key) for state in optimizer.state.values() for key in state]
+    """Tell whether settings or state of an optimizer, or of one that it wraps, say that rounding is made up for."""
+    inner = [stepper.optimizer for stepper in run.facts.recorder.steppers if stepper.name == name]
+    said: list[str] = []
+    for optimizer in (run.setup.optimizers.get(name), *inner):
+        settings = {**getattr(optimizer, "__dict__", {}), **getattr(optimizer, "defaults", {})}
+        said += [type(optimizer).__name__, *(str(key) for key, value in settings.items() if value is True)]
+        states = getattr(optimizer, "state", {})  # a wrapper need not have any, or keeps something else under this name
+        if isinstance(states, Mapping):
+            said += [str(key) for state in states.values() if isinstance(state, Mapping) for key in state]
     return any(word in text.lower() for text in said for word in COMPENSATION)
 
 
@@ -306,27 +307,29 @@ def _asked_frozen(run: Evidence) -> Iterator[Finding]:
     buffers = [name for name in broken if name not in parameters]
     stepped = [name for name in broken if movers.get(name)]
     others = [name for name in broken if name in parameters and not movers.get(name)]
-    causes = []
+    causes: list[str] = []
+    fixes: list[str] = []
     if stepped:
         optimizers = sorted({optimizer for name in stepped for optimizer in movers[name]})
-        causes.append(f"{' and '.join(map(repr, optimizers))} moved {_listed(stepped)}")
+        moves = f"{' and '.join(map(repr, optimizers))} moved {_listed(stepped)}"
+        # `module.requires_grad = False`, which freezes nothing
+        meant = [note for note in frozen_parameter(run) if note.evidence.get("attribute") is False]
+        why = [note for note in meant if not set(stepped).isdisjoint(note.parameters)]
+        causes.append(moves + (f": {' and '.join(note.cause for note in why)}" if why else ""))
+        fixes += [note.fix for note in why]
+        if not set(stepped) <= {name for note in why for name in note.parameters}:
+            fixes.append("leave what must not move out of the optimizer, and freeze it (requires_grad_(False))")
     if others:
         causes.append(f"something other than a step that was tracked changed {_listed(others)}: the loop itself")
+        fixes.append("look for what writes to them, such as an average or a loaded checkpoint")
     if buffers:
         causes.append(f"a forward pass (BatchNorm in training mode does), or the loop itself, wrote {_listed(buffers)}")
+        fixes.append("put the frozen modules in eval mode (module.eval()) after each model.train()")
     yield Finding(
         rule="frozen-moved",
         seen=f"{_listed(broken)} changed during the run although frozen={list(run.options.frozen)} asks for no change",
         cause="; ".join(causes),
-        fix="; ".join(
-            (
-                ["leave what must not move out of the optimizer, and freeze it (requires_grad_(False))"]
-                if stepped
-                else []
-            )
-            + (["look for what writes to them, such as an average or a loaded checkpoint"] if others else [])
-            + (["put the frozen modules in eval mode (module.eval()) after each model.train()"] if buffers else [])
-        ),
+        fix="; ".join(fixes),
         parameters=tuple(broken),
         evidence={"changed": len(broken)},
     )
