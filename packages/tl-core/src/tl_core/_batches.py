@@ -47,8 +47,7 @@ class Batches:
             raise TypeError(f"steps must be an int, got {type(steps).__name__} {steps!r}")
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
-        self.steps = steps
-        self.device = device
+        self._device = device
         self.form, self._source = _source(data, steps)
 
     def batch(self, step: int) -> Any:
@@ -65,7 +64,7 @@ class Batches:
             raise ValueError(f"step must be at least 0, got {step}")
         with noted(f"raised by data at step {step}"):
             batch = self._source(step)
-        return move_to_device(batch, self.device)
+        return move_to_device(batch, self._device)
 
 
 def _source(data: Any, steps: int) -> tuple[str, Callable[[int], Any]]:

@@ -64,17 +64,15 @@ def _arguments(make_setup: Any, device: str | torch.device) -> tuple[list[Any], 
     parameters = [p for p in signature.parameters.values() if p.kind not in variadic]
     required = [p for p in parameters if p.default is p.empty]
     named = signature.parameters.get("device")
-    if len(required) > 1 or (required and named is not None and required != [named]):
-        raise TypeError(f"make_setup must take no argument or only the device, got {_signature(make_setup, signature)}")
     taking = required[0] if required else named
+    another = len(required) > 1 or (required and named is not None and taking is not named)
+    unnamed = taking is not None and taking.kind is inspect.Parameter.KEYWORD_ONLY and taking.name != "device"
+    if another or unnamed:
+        raise TypeError(f"make_setup must take no argument or only the device, got {_signature(make_setup, signature)}")
     if taking is None or taking.kind in variadic:
         return [], {}
     if taking.kind is inspect.Parameter.KEYWORD_ONLY:
-        if taking.name != "device":
-            raise TypeError(
-                f"make_setup must take no argument or only the device, got {_signature(make_setup, signature)}"
-            )
-        return [], {"device": device}
+        return [], {taking.name: device}
     if required or parameters[0] is taking:
         return [device], {}
     return [], {taking.name: device}
