@@ -28,9 +28,6 @@ class TrainingRunner:
         seed: The seed that every run starts from.
     """
 
-    device: torch.device
-    seed: int
-
     def __init__(self, device: torch.device, seed: int) -> None:
         self.device = device
         self.seed = seed
