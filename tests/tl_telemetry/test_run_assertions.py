@@ -106,6 +106,19 @@ def test_what_a_run_says_of_itself(run):
     ]
 
 
+def test_a_verdict_asked_for_during_the_run_is_not_the_last_one():
+    """What happens after the last record, before the block ends, is judged too."""
+    setup = make_setup()
+    with observe(setup) as run:
+        for _ in range(4):
+            with run.step(DATA) as step:
+                step.loss = train(setup, DATA)
+        assert run.ok
+        with torch.no_grad():
+            setup.model.weight.fill_(math.nan)
+    assert [finding.rule for finding in run.findings] == ["non-finite"]
+
+
 def test_an_empty_run_says_so(empty):
     """A run without a record has NaN for losses, no finding, and is not ok."""
     assert math.isnan(empty.initial)

@@ -68,7 +68,7 @@ class Facts:
     def uncompiled(self) -> dict[str, int]:
         """The flags of each parameter's module in a run without compiled code; empty where there cannot be one."""
         num_steps = len(self.recorder.records)
-        if self.run_uncompiled is None or not self.over or num_steps > MAX_UNCOMPILED:
+        if self.run_uncompiled is None or num_steps > MAX_UNCOMPILED:
             return {}
         try:
             return self.run_uncompiled(num_steps)

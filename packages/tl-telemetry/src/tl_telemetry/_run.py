@@ -45,21 +45,17 @@ class TrainingRun:
     """What was observed of a loop, and the assertions on it; each returns the run, so that they chain.
 
     The first look at a figure waits for the device; recording did not.
-
-    Attributes:
-        setup: the setup, in its final state.
-        records: one ``StepRecord`` a step.
     """
 
     def __init__(self, facts: Facts, *, allow: Iterable[str] = ()) -> None:
         self.facts = facts
         self._allow = rule_ids(allow, "allow")
-        self._judged: tuple[int, Report] | None = None
+        self._report: Report | None = None
         self._in_step = False
 
     @property
     def setup(self) -> TrainingSetup:
-        """The observed setup."""
+        """The observed setup, as the loop left it."""
         return self.facts.setup
 
     @property
@@ -172,9 +168,11 @@ class TrainingRun:
     @property
     def report(self) -> Report:
         """The verdict without any option."""
-        if self._judged is None or self._judged[0] != len(self.records) or not self.facts.over:
-            self._judged = (len(self.records), self.check())
-        return self._judged[1]
+        if not self.facts.over:
+            return self.check()
+        if self._report is None:
+            self._report = self.check()
+        return self._report
 
     @property
     def findings(self) -> tuple[Finding, ...]:
