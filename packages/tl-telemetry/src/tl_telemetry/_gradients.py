@@ -104,11 +104,11 @@ class Gradients:
             return ()
         first = self._histories[indices[0]]
         if self._alike():
-            return (Portion(first.source, first.used, abs(first.onto), indices),)
+            return (Portion(first.source, first.used, first.onto, indices),)
         groups: dict[tuple[Source, int, int], list[int]] = {}
         for i in indices:
             history = self._histories[i]
-            groups.setdefault((history.source, history.used, abs(history.onto)), []).append(i)
+            groups.setdefault((history.source, history.used, history.onto), []).append(i)
         return tuple(Portion(*key, self.shared(group)) for key, group in groups.items())
 
     # -- what happened ------------------------------------------------------------------------------------------

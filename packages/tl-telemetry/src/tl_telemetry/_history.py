@@ -18,7 +18,8 @@ class History(NamedTuple):
         used: the last backward pass that an update used.
         lost: fresh content that was cleared or edited and not replaced since.
         kept: whether an update used all that is there, and nobody touched it since.
-        onto: the pass that added to kept content; negative once somebody edited the sum.
+        onto: the pass that added to kept content; 0: none did.
+        onto_edited: whether somebody edited that sum since.
     """
 
     source: Source = ()
@@ -26,6 +27,7 @@ class History(NamedTuple):
     lost: Source = ()
     kept: bool = False
     onto: int = 0
+    onto_edited: bool = False
 
     def cleared(self) -> History:
         """It became None."""
@@ -35,7 +37,7 @@ class History(NamedTuple):
         """Its content was changed in place by somebody."""
         # scaled in place (a mean over workers, a clip by hand), the sum still holds what was left over; set to 0 in
         # place it does not: the next pass forgets it, and a step before that sees the norm
-        return History((BY_HAND,), self.used, self._fresh() or self.lost, onto=-abs(self.onto))
+        return History((BY_HAND,), self.used, self._fresh() or self.lost, onto=self.onto, onto_edited=self.onto != 0)
 
     def replaced(self) -> History:
         """Somebody assigned another one."""
@@ -51,8 +53,10 @@ class History(NamedTuple):
         if not source or source[-1] != number:
             source = (*source[-MAX_SOURCES:], number)
         onto = self.onto
-        if self.kept or onto < 0:
-            onto = number if self.kept else 0
+        if self.kept:
+            onto = number
+        elif self.onto_edited:
+            onto = 0
         return History(source, self.used, (), onto=onto)
 
     def stepped(self, number: int, *, kept: bool) -> History:
