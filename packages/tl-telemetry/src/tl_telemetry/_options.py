@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tl_telemetry._rule_ids import RULES
@@ -30,9 +30,10 @@ def rule_ids(given: object, argument: str) -> frozenset[str]:
         TypeError: it is a plain string, or holds something that is no string.
         ValueError: there is no such rule; the message lists the nearest ones, or all.
     """
-    if isinstance(given, (str, bytes)) or not isinstance(given, (list, tuple, set, frozenset)):
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         hint = f": write [{given!r}]" if isinstance(given, str) else ""
         raise TypeError(f"{argument} must be a list of rule ids, got {given!r}{hint}")
+    given = tuple(given)
     for rule in given:
         if not isinstance(rule, str):
             raise TypeError(f"{argument} must hold rule ids (strings), got {rule!r}")
