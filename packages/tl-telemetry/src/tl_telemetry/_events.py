@@ -26,8 +26,8 @@ class Backward:
     filled: tuple[int, ...]  # parameters that got a gradient from it
     root: Span | None  # the value of what backward() was called on (scaled, with a GradScaler); None if it is no scalar
     connected: bool  # False when the root is a leaf: no graph behind it
-    leftover: tuple[int, ...]  # of those, the ones whose gradient an update had used already
-    leftover_norms: Span | None  # L2 norms of what was still there, before this pass added to it
+    leftover: tuple[int, ...]  # parameters whose gradient an update had used, and that was still there
+    leftover_norms: Span | None  # L2 norms of what was left over, before this pass added to it
     repeats: int | None  # number of the earlier pass from the very same loss, or from a term of it
     repeats_term: bool  # whether that was a term of the sum that this loss is
     repeated: tuple[int, ...]  # parameters that still held the earlier pass's gradient

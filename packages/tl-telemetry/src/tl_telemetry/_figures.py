@@ -1,7 +1,7 @@
 """Figures that stay on the device: stacked to one tensor a step, read when somebody looks.
 
-Nothing here waits for the device while a loop runs. On an accelerator, the tensors of ``BLOCK_STEPS`` steps leave
-together in one non-blocking copy to pinned memory; a figure read before that copies its own step.
+Nothing here waits for the device while a loop runs. On CUDA, the tensors of ``BLOCK_STEPS`` steps leave together in one
+non-blocking copy to pinned memory; a figure read before that, or on another accelerator, copies its own step.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class StepRecord:
 
     @property
     def optimizer_step_events(self) -> list[OptimizerStep]:
-        """The steps of all optimizers that had something to apply, in order."""
+        """The steps of all optimizers, in order; also those that a fused optimizer skipped itself."""
         return [event for event in self.events if isinstance(event, OptimizerStep)]
 
     @cached_property

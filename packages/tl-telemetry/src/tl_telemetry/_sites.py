@@ -18,12 +18,10 @@ _DYNAMO = _TORCH + "_dynamo" + os.sep
 
 def calling_site() -> str:
     """Return ``file.py:line`` of the nearest caller outside of torch and of this package."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not _passed_by(frame.f_code.co_filename):
             return shown_site(frame.f_code.co_filename, frame.f_lineno)
-        if frame.f_back is None:
-            break
         frame = frame.f_back
     return "?"
 
