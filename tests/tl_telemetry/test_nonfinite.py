@@ -118,9 +118,79 @@ def test_masked_row_is_told_from_a_made_infinity() -> None:
     """Infinities of a mask are blamed on no operation; the one that makes NaN of a whole masked row is named."""
     line = masked_everywhere.__code__.co_firstlineno + 2
     assert finding(masked_everywhere).cause == (
-        f"_softmax at test_nonfinite.py:{line} made NaN of infinities in step 0. They were put there on purpose or "
-        "were given, as in a mask of -inf: a row of it that masks everything leaves nothing to normalise"
+        f"_softmax at test_nonfinite.py:{line} made NaN of infinities in step 0: a row that masks everything leaves "
+        "nothing to normalise. The infinities were put there on purpose or were given, as in a mask of -inf"
     )
+
+
+def half_masked(made: Tensor) -> Tensor:
+    return made.expand(-1, 4).masked_fill(torch.arange(4) > 1, -torch.inf)
+
+
+# what is tried -> (the loss, the operation, how it makes NaN, how the fix begins)
+TURNS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str, str, str]] = {
+    "an entropy": (
+        lambda made, y: (half_masked(made).softmax(1) * half_masked(made).log_softmax(1)).sum(),
+        "mul",
+        "a factor of 0 meets one of infinity, as in `p * p.log()` where p is 0",
+        "take the infinity out of the factor, not out of the product",
+    ),
+    "a difference": (
+        lambda made, y: (half_masked(made) - half_masked(made)).sum(),
+        "sub",
+        "infinities of opposite signs meet in a sum, or equal ones in a difference",
+        "keep one of them finite",
+    ),
+    "a quotient": (
+        lambda made, y: (half_masked(made) / half_masked(made)).sum(),
+        "div",
+        "an infinity is divided by an infinity",
+        "keep the divisor finite",
+    ),
+    "a product of matrices": (
+        lambda made, y: (half_masked(made).T @ (half_masked(made) * 1.0).nan_to_num(0.0, 0.0, 0.0)).sum(),
+        "mm",
+        "0 times infinity, or infinities of opposite signs in the sum of the products",
+        "give it finite values",
+    ),
+    "a sine": (
+        lambda made, y: half_masked(made).sin().sum(),
+        "sin",
+        "it is not defined for them",
+        "look at where its infinite inputs come from",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_nan_of_infinities_is_explained_by_the_operation(name: str) -> None:
+    """How infinities that were put there became NaN is said of the operation that did it, with a fix for that."""
+    loss_fn, operation, how, fix = TURNS[name]
+    found = finding(loss_fn)
+    line = loss_fn.__code__.co_firstlineno
+    assert found.cause == (
+        f"{operation} at test_nonfinite.py:{line} made NaN of infinities in step 0: {how}. The infinities were put "
+        "there on purpose or were given, as in a mask of -inf"
+    )
+    assert found.fix.startswith(fix)
+
+
+def test_entropy_that_is_masked_in_its_factor() -> None:
+    """The fix that a masked entropy is told of works: its loss and gradients are finite."""
+
+    def entropy(made: Tensor, y: Tensor) -> Tensor:
+        log_p = half_masked(made).log_softmax(1)
+        p = log_p.exp()
+        return (p * log_p.masked_fill(p == 0, 0.0)).sum() + mse(made, y)
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 1)
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        return entropy(model(batch[0]), batch[1])
+
+    assert run_training(make_setup, (X, Y), loss_fn=loss_fn, steps=6).check().findings == ()
 
 
 def test_data_is_blamed_for_its_own_nan() -> None:

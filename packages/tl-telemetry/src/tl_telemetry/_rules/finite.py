@@ -84,6 +84,40 @@ _REASONS: tuple[tuple[str, str, str, str], ...] = (
     ),
 )
 
+# How an operation makes NaN of infinities that it is given, and what to do about it; the first pattern that matches.
+_TURNS: tuple[tuple[str, str, str], ...] = (
+    (
+        r"[sS]oftmax|[lL]ogsumexp",
+        "a row that masks everything leaves nothing to normalise",
+        "leave at least one element of each row unmasked, or give such rows a value of their own (torch.where)",
+    ),
+    (
+        r"^mul$|^addcmul$|^MulBackward",
+        "a factor of 0 meets one of infinity, as in `p * p.log()` where p is 0",
+        "take the infinity out of the factor, not out of the product: `p * log_p.masked_fill(p == 0, 0.0)`",
+    ),
+    (
+        r"^(add|sub|rsub|sum|mean|cumsum|l1_loss|mse_loss|smooth_l1_loss)$",
+        "infinities of opposite signs meet in a sum, or equal ones in a difference",
+        "keep one of them finite: mask with torch.finfo(dtype).min instead of -inf, or choose with torch.where",
+    ),
+    (
+        r"^div$|^DivBackward",
+        "an infinity is divided by an infinity",
+        "keep the divisor finite, or choose with torch.where before the division",
+    ),
+    (
+        r"mm$|^(mv|dot|convolution)$",
+        "0 times infinity, or infinities of opposite signs in the sum of the products",
+        "give it finite values: replace the infinities before (masked_fill, torch.where)",
+    ),
+    (
+        r"",
+        "it is not defined for them",
+        "look at where its infinite inputs come from, and replace them before it (masked_fill, torch.where)",
+    ),
+)
+
 
 def nonfinite_losses(run: Evidence, record: StepRecord) -> dict[str, float]:
     """Return the losses that are not finite.
@@ -262,10 +296,11 @@ def explain(run: Evidence, first: int, *, at_end: bool) -> tuple[str, str, dict[
             {"operation": str(hidden)},
         )
     if turned:
+        how, fix = next((how, fix) for pattern, how, fix in _TURNS if re.search(pattern, turned.operation))
         return (
-            f"{turned} made NaN of infinities in step {first}. They were put there on purpose or were given, "
-            "as in a mask of -inf: a row of it that masks everything leaves nothing to normalise",
-            "leave at least one element of each row unmasked, or give such rows a value of their own (torch.where)",
+            f"{turned} made NaN of infinities in step {first}: {how}. The infinities were put there on purpose or were "
+            "given, as in a mask of -inf",
+            fix,
             evidence,
         )
     return (
