@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,3 +43,39 @@ def rule_ids(given: object, argument: str) -> frozenset[str]:
             known = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(sorted(RULES))}"
             raise ValueError(f"{argument} names the rule {rule!r}, which does not exist; {known}")
     return frozenset(given)
+
+
+def as_positive(value: float | None, argument: str, *, needed: bool = False) -> float | None:
+    """Check a number that is greater than 0; None is allowed unless one is needed."""
+    checked = as_number(value, argument, needed=needed)
+    if checked is not None and not checked > 0:
+        raise ValueError(f"{argument} must be positive, got {value!r}")
+    return checked
+
+
+def as_number(value: float | None, argument: str, *, needed: bool = False) -> float | None:
+    """Check a number; None is allowed unless one is needed."""
+    if value is None and not needed:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{argument} must be a number{'' if needed else ' or None'}, got {value!r}")
+    if math.isnan(value):
+        raise ValueError(f"{argument} must not be NaN")
+    return float(value)
+
+
+def as_count(value: int, argument: str, *, least: int) -> int:
+    """Check a whole number that has a lower bound."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{argument} must be an int, got {value!r}")
+    if value < least:
+        raise ValueError(f"{argument} must be at least {least}, got {value}")
+    return value
+
+
+def as_patterns(value: Sequence[str], argument: str) -> tuple[str, ...]:
+    """Check a list of patterns; whether each matches something is seen when the run is judged."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        hint = f": write [{value!r}]" if isinstance(value, str) else ""
+        raise TypeError(f"{argument} must be a list of patterns, got {value!r}{hint}")
+    return tuple(value)

@@ -17,7 +17,7 @@ from tl_telemetry._evidence import Evidence
 from tl_telemetry._export import rows
 from tl_telemetry._facts import Facts
 from tl_telemetry._judge import CHECK, detail, judge, not_judged
-from tl_telemetry._options import Options, rule_ids
+from tl_telemetry._options import Options, as_count, as_number, as_patterns, as_positive, rule_ids
 from tl_telemetry._record import StepRecord
 from tl_telemetry._rules import bounds, steps, unstepped, updates
 from tl_telemetry._table import render
@@ -154,12 +154,12 @@ class TrainingRun:
     ) -> Report:
         """Judge the run by all rules and return the report; the arguments are those of ``assert_healthy``."""
         options = Options(
-            max_grad_norm=_positive(max_grad_norm, "max_grad_norm"),
-            min_relative_decrease=_number(min_relative_decrease, "min_relative_decrease"),
-            every=_count(every, "every", least=1),
-            max_skipped=_count(max_skipped, "max_skipped", least=0) or 0,
-            frozen=_patterns(frozen, "frozen"),
-            ignore=_patterns(ignore, "ignore"),
+            max_grad_norm=as_positive(max_grad_norm, "max_grad_norm"),
+            min_relative_decrease=as_number(min_relative_decrease, "min_relative_decrease"),
+            every=None if every is None else as_count(every, "every", least=1),
+            max_skipped=as_count(max_skipped, "max_skipped", least=0),
+            frozen=as_patterns(frozen, "frozen"),
+            ignore=as_patterns(ignore, "ignore"),
             allow=self._allow | rule_ids(allow, "allow"),
             strict=rule_ids(strict, "strict"),
         )
@@ -244,7 +244,8 @@ class TrainingRun:
             max_skipped: how many due updates may be missing.
         """
         options = Options(
-            every=_count(every, "every", least=1), max_skipped=_count(max_skipped, "max_skipped", least=0) or 0
+            every=None if every is None else as_count(every, "every", least=1),
+            max_skipped=as_count(max_skipped, "max_skipped", least=0),
         )
         return self._require(
             options,
@@ -258,12 +259,12 @@ class TrainingRun:
 
     def assert_grad_norm_below(self, max_norm: float) -> TrainingRun:
         """Demand that each optimizer's total L2 gradient norm, before clipping, stays at or below ``max_norm``."""
-        options = Options(max_grad_norm=_positive(max_norm, "max_norm", needed=True))
+        options = Options(max_grad_norm=as_positive(max_norm, "max_norm", needed=True))
         return self._require(options, bounds.grad_norm_exceeded, judged=lambda run: bool(run.steps))
 
     def assert_loss_decreases(self, min_relative_decrease: float = 0.1) -> TrainingRun:
         """Demand that the mean loss of the last quarter of the steps lies this much below the first quarter's."""
-        wanted = _number(min_relative_decrease, "min_relative_decrease", needed=True)
+        wanted = as_number(min_relative_decrease, "min_relative_decrease", needed=True)
         return self._require(
             Options(min_relative_decrease=wanted),
             bounds.loss_not_decreasing,
@@ -325,37 +326,3 @@ def _num_examples(batch: Any) -> int | None:
         return batch.shape[0] if batch.dim() else None
     values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
     return next((n for value in values if (n := _num_examples(value)) is not None), None)
-
-
-def _positive(value: float | None, argument: str, *, needed: bool = False) -> float | None:
-    number = _number(value, argument, needed=needed)
-    if number is not None and not number > 0:
-        raise ValueError(f"{argument} must be positive, got {value!r}")
-    return number
-
-
-def _number(value: float | None, argument: str, *, needed: bool = False) -> float | None:
-    if value is None and not needed:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{argument} must be a number{'' if needed else ' or None'}, got {value!r}")
-    if math.isnan(value):
-        raise ValueError(f"{argument} must not be NaN")
-    return float(value)
-
-
-def _count(value: int | None, argument: str, *, least: int) -> int | None:
-    if value is None and argument == "every":
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{argument} must be an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"{argument} must be at least {least}, got {value}")
-    return value
-
-
-def _patterns(value: Sequence[str], argument: str) -> tuple[str, ...]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        hint = f": write [{value!r}]" if isinstance(value, str) else ""
-        raise TypeError(f"{argument} must be a list of patterns, got {value!r}{hint}")
-    return tuple(value)
