@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,8 @@ def first_nonfinite(
 ) -> Origin:
     """Repeat a run up to step ``until`` and watch each operation of that step."""
     batches = Batches(data, until + 1, device=device)
-    with preserve_rng():
+    with preserve_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself has shown them
         seed_everything(seed)
         setup = build_setup(make_setup, device)
         for index in range(until):
