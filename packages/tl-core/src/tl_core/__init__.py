@@ -10,6 +10,7 @@ from tl_core._rng import preserve_rng, seed_everything
 from tl_core._setup import TrainingSetup
 from tl_core._step import standard_step
 from tl_core._tolerances import Tolerance, Tolerances
+from tl_core._unregistered import unregistered_tensors
 
 __all__ = [
     "Batches",
@@ -30,4 +31,5 @@ __all__ = [
     "split_losses",
     "standard_step",
     "step_ranges",
+    "unregistered_tensors",
 ]

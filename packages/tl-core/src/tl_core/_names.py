@@ -35,6 +35,12 @@ def parameter_names(model: nn.Module, *, remove_duplicate: bool = True) -> dict[
     return named
 
 
+def clean_names(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """List the modules of a model under the names that ``parameter_names`` puts before their parameters'."""
+    prefix = _parallel_prefix(model)
+    return [(_clean_name(raw, prefix), module) for raw, module in model.named_modules()]
+
+
 def _clean_name(raw: str, parallel_prefix: int) -> str:
     """Cut wrapper components, and the first ``parallel_prefix`` components named ``module``, out of a name."""
     kept = [part for part in raw.split(".") if part not in _WRAPPER_COMPONENTS]

@@ -14,6 +14,7 @@ from tl_coverage._frozen import attribute_notes, frozen_rules
 from tl_coverage._inventory import Inventory
 from tl_coverage._listing import listing_rules, uncovered_rule
 from tl_coverage._memory import shared_memory
+from tl_coverage._unregistered import unregistered_rule
 
 CHECK = "Optimizer coverage"
 
@@ -57,7 +58,9 @@ def check_optimizer_coverage(
     findings: list[Finding] = [*explained.findings, *shared, *uncovered_rule(inventory, settled)]
     notes: list[Finding] = [*explained.notes]
     (findings if inventory.missing.keys() - settled else notes).extend(foreign_rules(inventory, explained))
-    findings += listing_rules(inventory)
+    unregistered, plain = unregistered_rule(inventory)
+    findings += [*unregistered, *listing_rules(inventory)]
+    notes += plain
     if not allow_frozen:
         findings += frozen_rules(inventory)
     notes += attribute_notes(inventory, allow_frozen=allow_frozen)

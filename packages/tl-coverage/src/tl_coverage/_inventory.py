@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tl_core import TrainingSetup, group_names, match_names, parameter_names
+from tl_core import TrainingSetup, group_names, match_names, parameter_names, unregistered_tensors
 
 MAX_SHAPES = 6
 Shape = tuple[int, ...] | None  # None: a lazy parameter that has no shape yet
@@ -46,7 +46,7 @@ class Inventory:
 
     def match(self, patterns: Sequence[str], *, argument: str) -> set[int]:
         """Return the ids of the parameters that patterns name, by any of a tied parameter's names."""
-        every_name = parameter_names(self.model, remove_duplicate=False)
+        every_name = {**unregistered_tensors(self.model), **parameter_names(self.model, remove_duplicate=False)}
         return {id(every_name[name]) for name in match_names(every_name, patterns, argument=argument)}
 
     @cached_property
@@ -63,6 +63,12 @@ class Inventory:
     def missing(self) -> dict[str, nn.Parameter]:
         """The trainable parameters that are in no optimizer."""
         return {name: parameter for name, parameter in self.trainable.items() if id(parameter) not in self.covered_ids}
+
+    @cached_property
+    def unregistered(self) -> dict[str, torch.Tensor]:
+        """What the model trains out of torch's sight, without what an optimizer holds and what is ignored."""
+        known = self.ignored_ids | {id(entry.tensor) for entry in self.entries}
+        return {name: tensor for name, tensor in unregistered_tensors(self.model).items() if id(tensor) not in known}
 
     @cached_property
     def foreign(self) -> list[Entry]:

@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from tl_core import TrainingSetup, parameter_names
+from tl_core import TrainingSetup, parameter_names, unregistered_tensors
 
 # Modules out of torch's sight that are followed; a module made anew in every forward pass would add one each time.
 MAX_UNREGISTERED = 32
+
+# Tensors that modules keep and train without registering them.
+MAX_LOOSE = 256
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class Tensors:
         self.index_of: dict[int, int] = {}
         self.module_names: dict[int, str] = {}
         self.unregistered: dict[int, nn.Module] = {}  # index -> the module that holds it
+        self.loose: set[int] = set()  # what modules of the setup train in plain attributes, lists and dicts
 
     @property
     def num_unregistered(self) -> int:
@@ -82,6 +86,10 @@ class Tensors:
                 for own, parameter in child._parameters.items():
                     if parameter is not None:
                         self.add(parameter, ".".join(part for part in (label, name, own) if part), child)
+        for name, tensor in loose_tensors(setup).items():
+            # a module that makes one anew in each step would fill up memory
+            if id(tensor) not in self.index_of and len(self.loose) < MAX_LOOSE:
+                self.loose.add(self.add(tensor, name))
 
     def add(self, tensor: Tensor, name: str, owner: nn.Module | None = None) -> int:
         """Return the tensor's index, following it from now on if it is new."""
@@ -129,6 +137,14 @@ def other_modules(setup: TrainingSetup) -> list[tuple[str, nn.Module]]:
         for name, module in found.items()
         if isinstance(module, nn.Module) and id(module) not in own and not name.startswith("_")
     ]
+
+
+def loose_tensors(setup: TrainingSetup) -> dict[str, Tensor]:
+    """Return what the modules of a setup train in plain attributes, lists and dicts, by the places where it is."""
+    found = unregistered_tensors(setup.model)
+    for label, module in other_modules(setup):
+        found |= {f"{label}.{name}": tensor for name, tensor in unregistered_tensors(module).items()}
+    return found
 
 
 def using_modules(root: nn.Module) -> dict[int, nn.Module]:

@@ -15,7 +15,7 @@ from tl_coverage import check_optimizer_coverage
 from tl_telemetry._evidence import Evidence, at, several
 from tl_telemetry._forward import OPAQUE, RAN_WITH_GRAD, RAN_WITHOUT_GRAD
 from tl_telemetry._rule_ids import COVERAGE
-from tl_telemetry._tensors import other_modules
+from tl_telemetry._tensors import loose_tensors, other_modules
 
 # What a run judges by what happens, not by what the optimizers hold.
 JUDGED_BY_STEPS = ("several-optimizers", "foreign-tensor")
@@ -33,6 +33,8 @@ def coverage(run: Evidence) -> Iterator[Finding]:
     for finding in report.findings:
         if finding.rule in JUDGED_BY_STEPS or finding.rule not in COVERAGE:
             continue
+        if "num_unregistered" in finding.evidence:
+            continue  # the run shows whether they get gradients: unregistered judges that
         if finding.rule == "uncovered-parameter" and told >= set(finding.parameters):
             continue
         yield _since(run, _decided(run, finding))
@@ -125,7 +127,8 @@ def _without_gradient(run: Evidence, finding: Finding) -> Finding | None:
 
 
 def unregistered(run: Evidence) -> Iterator[Finding]:
-    """See modules that run and get gradients inside of the model without being a part of it."""
+    """See what gets gradients inside of the model without being a part of it: modules, and single tensors."""
+    yield from _loose(run)
     tensors = run.tensors
     found = [i for i in tensors.unregistered if i in run.filled and i not in run.held | run.moved]
     if not found:
@@ -141,6 +144,40 @@ def unregistered(run: Evidence) -> Iterator[Finding]:
         "(requires_grad_(False)) if they are not meant to train",
         parameters=run.named(found),
         evidence={"tensors": len(found)},
+    )
+
+
+def _loose(run: Evidence) -> Iterator[Finding]:
+    """See tensors that the modules keep from start to end, that get gradients, and that nothing moves."""
+    tensors = run.tensors
+    there = set(map(id, loose_tensors(run.setup).values()))
+    known = run.held | run.moved | run.ignored
+    found = [
+        i
+        for i in sorted(tensors.loose & run.filled - known)
+        if i < run.facts.num_start and id(tensors.entries[i].tensor) in there
+    ]
+    passes = sum(not set(found).isdisjoint(event.filled) for _, event in run.backwards.values())
+    if passes < 2:
+        return
+    plain = any(not isinstance(tensors.entries[i].tensor, nn.Parameter) for i in found)
+    what = "plain tensors with requires_grad, or Parameters in a plain list or dict"
+    if len(found) == 1:
+        what = "a plain tensor with requires_grad" if plain else "a Parameter in a plain list, tuple or dict"
+    elif not plain:
+        what = "Parameters in a plain list, tuple or dict"
+    one = len(found) == 1
+    yield Finding(
+        rule="uncovered-parameter",
+        seen=f"{run.shown(found)} got gradients from {several(passes, 'backward pass')}, without being in an "
+        f"optimizer, and nothing moved {'it' if one else 'them'}: {what}, which parameters() does not give",
+        cause="torch registers only an nn.Parameter that is an attribute of a module, or in an nn.ParameterList or "
+        "nn.ParameterDict",
+        fix="make what is meant to train an nn.Parameter that is an attribute, or several an nn.ParameterList or "
+        "nn.ParameterDict, and build the optimizer afterwards; requires_grad_(False) says that it is not meant to "
+        "train",
+        parameters=run.named(found),
+        evidence={"tensors": len(found), "backward_passes": passes},
     )
 
 

@@ -58,6 +58,8 @@ def _elsewhere(run: Evidence) -> Iterator[Finding]:
         return
     if strangers and not _idle_beside(run):
         return
+    if run.filled and run.filled <= run.tensors.loose | run.tensors.unregistered.keys():
+        return  # parts of the model out of torch's sight: uncovered-parameter speaks of them
     steps = telling(record.step for record, _ in passes)
     fix = "compute the loss from the output of the setup's model, without leaving the graph in between"
     copies = _copies(run) if strangers else None
