@@ -202,6 +202,49 @@ def test_average_that_is_written_to_and_stays(update: Callable[[TrainingSetup], 
     )
 
 
+class ByName(Average):
+    """Keeps its copies under the names that a wrapped model gives them, and counts its updates."""
+
+    def __init__(self, model: nn.Module, prefix: str) -> None:
+        super().__init__(model)
+        self.calls = 0
+        self.named = {
+            prefix + name: tensor for (name, _), tensor in zip(model.named_parameters(), self.shadow, strict=True)
+        }
+
+    @torch.no_grad()
+    def update_from(self, model: nn.Module) -> None:
+        self.calls += 1
+        for name, p in model.named_parameters():
+            if name in self.named:
+                self.named[name].lerp_(p, 0.1)
+
+
+@pytest.mark.parametrize(("prefix", "noted"), [("module.", True), ("", False)])
+def test_average_that_only_counts(prefix: str, noted: bool) -> None:
+    """An average whose update counts and finds none of its names is noted: it may also begin later."""
+    make_setup, step = averaged(lambda setup: setup.state["named"].update_from(setup.model))
+
+    def with_names() -> TrainingSetup:
+        setup = make_setup()
+        setup.state = {"named": ByName(setup.model, prefix)}
+        return setup
+
+    report = run_training(with_names, (X, Y), step, steps=8).check()
+    assert report.findings == ()
+    assert len(report.notes) == noted
+    for note in report.notes:
+        assert str(note) == (
+            "[static-state] setup.state['named'] (ByName) started as a copy of the weights and only counts: in 8 "
+            "updates a number of it went from 0 to 8 and nothing wrote to its copy, while the weights moved by "
+            f"{note.evidence['relative_change']:.3g} of their size\n"
+            "  cause: undecided: it begins later (a warmup, every n-th update), does not write in place "
+            "(`e = e.lerp(...)` for `e.lerp_(...)`), or finds none of its names (a prefix)\n"
+            "  fix: nothing, if it begins later; else look at what its update writes to"
+        )
+        assert 0.01 < note.evidence["relative_change"] < 1.0
+
+
 def test_average_that_is_the_model() -> None:
     """An average that holds the parameters themselves is the model."""
     assert str(only_finding(*averaged(with_the_model, clone=False))) == (

@@ -16,8 +16,10 @@ Y = X @ torch.linspace(-1.0, 1.0, 6).unsqueeze(1)
 MESSAGE = """\
 [ema-never-updated] setup.state['ema'] (_Average) started as a copy of the weights and never changed in 6 updates; no \
 forward pass used it
-  cause: its update was not called in these 6 updates: the average stays at the initial weights
-  fix: call its update after each optimizer.step(); if it is due less often than in every 6 updates, run more steps"""
+  cause: nothing wrote to it, and it stays at the initial weights: its update is not called, does not write in \
+place (`e = e.lerp(...)` for `e.lerp_(...)`), or finds none of its names (a prefix)
+  fix: call its update after each optimizer.step(), and let it write in place; if it is due less often than in every 6 \
+updates, run more steps"""
 
 
 class _Average:

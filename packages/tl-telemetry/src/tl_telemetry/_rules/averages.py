@@ -19,6 +19,8 @@ FOLLOWS = 1e-5
 # Below this relative change of the weights, a slow average rounds away in float32 by rights.
 MOVED_ENOUGH = 5e-3
 
+_IDLE = "does not write in place (`e = e.lerp(...)` for `e.lerp_(...)`), or finds none of its names (a prefix)"
+
 
 def ema_never_updated(run: Evidence) -> Iterator[Finding]:
     """See averages of the weights that do not follow them, or that are the weights themselves."""
@@ -45,9 +47,9 @@ def ema_never_updated(run: Evidence) -> Iterator[Finding]:
                 rule="ema-never-updated",
                 seen=f"{entry} started as a copy of the weights and never changed in "
                 f"{several(updates, 'update')}{', ' if _is_used(run, name) else '; '}{used}",
-                cause=f"its update was not called in these {updates} updates: the average stays at the initial weights",
-                fix=f"call its update after each optimizer.step(); if it is due less often than in every {updates} "
-                "updates, run more steps",
+                cause=f"nothing wrote to it, and it stays at the initial weights: its update is not called, {_IDLE}",
+                fix="call its update after each optimizer.step(), and let it write in place; if it is due less often "
+                f"than in every {updates} updates, run more steps",
                 evidence={"updates": updates},
             )
         elif before.copies and (moved := _left_behind(before, after)):
@@ -71,7 +73,11 @@ def static_state(run: Evidence) -> Iterator[Finding]:
         return
     for name, before in run.facts.state_start.items():
         after = run.facts.state_end.get(name)
-        if after is None or name not in run.setup.state or not _unchanged(before, after) or _is_used(run, name):
+        if after is None or name not in run.setup.state:
+            continue
+        if before.averages and before.copies and updates >= 3 and (counted := _only_counts(before, after)):
+            yield _counting(run, name, counted, _distance(before, after))
+        if not _unchanged(before, after) or _is_used(run, name):
             continue
         if before.averages and (before.copies or before.aliases) and updates >= 3:
             continue
@@ -84,6 +90,37 @@ def static_state(run: Evidence) -> Iterator[Finding]:
             fix="nothing, if it is meant to stay",
             evidence={"updates": updates},
         )
+
+
+def _only_counts(before: StateEntry, after: StateEntry) -> str:
+    """Say how a number in an average changed, if none of its copies was written to; else nothing."""
+    written = after.tensors.moved_since(before.tensors) | after.tensors.touched_since(before.tensors)
+    if len(before.numbers) != len(after.numbers) or not set(before.copies.values()) <= after.tensors.names() - written:
+        return ""
+    pairs = zip(before.numbers, after.numbers, strict=True)
+    numbers = ((a, b) for a, b in pairs if isinstance(a, (int, float)) and isinstance(b, (int, float)))
+    return next((f"from {a:g} to {b:g}" for a, b in numbers if b > a), "")
+
+
+def _counting(run: Evidence, name: str, counted: str, moved: float) -> Finding:
+    updates = len(run.steps)
+    return Finding(
+        rule="static-state",
+        seen=f"setup.state[{name!r}] ({type(run.setup.state[name]).__name__}) started as a copy of the weights and "
+        f"only counts: in {several(updates, 'update')} a number of it went {counted} and nothing wrote to its copy, "
+        f"while the weights moved by {number(moved)} of their size",
+        cause=f"undecided: it begins later (a warmup, every n-th update), {_IDLE}",
+        fix="nothing, if it begins later; else look at what its update writes to",
+        evidence={"updates": updates, "relative_change": moved},
+    )
+
+
+def _distance(before: StateEntry, after: StateEntry) -> float:
+    """Return how far the weights moved, relative to their size, as far as their samples tell."""
+    pairs = [(start, after.weights[name]) for name, start in before.weights.items() if name in after.weights]
+    pairs = [(start.double(), end.double()) for start, end in pairs if start.shape == end.shape]
+    size = sum(float(start.square().sum()) for start, _ in pairs)
+    return math.sqrt(sum(float((end - start).square().sum()) for start, end in pairs) / size) if size else 0.0
 
 
 def _unchanged(before: StateEntry, after: StateEntry) -> bool:
