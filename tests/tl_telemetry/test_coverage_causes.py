@@ -132,6 +132,33 @@ def test_a_criterion_with_weights_of_its_own() -> None:
     )
 
 
+@pytest.mark.parametrize("in_state", [True, False])
+def test_a_layer_beside_the_model(in_state) -> None:
+    """One layer whose weights the loss compares with is missing wherever the setup keeps it; frozen it is not."""
+
+    def run(freeze: bool) -> Report:
+        def make_setup():
+            model, centres = nn.Linear(4, 3), nn.Linear(3, 2, bias=False).requires_grad_(not freeze)
+            setup = TrainingSetup(model, sgd(model.parameters()), state={"centres": centres} if in_state else {})
+            setup.centres = centres
+            return setup
+
+        def step(setup, batch):
+            setup.optimizer.zero_grad()
+            scores = nn.functional.linear(setup.model(batch[0]), setup.centres.weight)
+            loss = nn.functional.cross_entropy(scores, (batch[1][:, 0] > 0).long())
+            loss.backward()
+            setup.optimizer.step()
+            return loss
+
+        return report_of(make_setup, step)
+
+    (finding,) = run(freeze=False).findings
+    assert finding.rule == "uncovered-parameter"
+    assert finding.seen.endswith("centres (Linear) is beside the model, and has weights of its own")
+    assert run(freeze=True).findings == ()
+
+
 def test_a_network_in_a_criterion_is_not_judged() -> None:
     """A network that a loss compares features of may be fixed on purpose: a note says what it costs."""
     for criterion in (Features(), Prototypes().eval()):

@@ -61,6 +61,75 @@ def test_a_clip_beside_zero_gradients() -> None:
     assert finding.cause.startswith("undecided: the loss is flat in these weights")
 
 
+class Product(nn.Module):
+    """Add a low-rank product to a frozen layer."""
+
+    def __init__(self, std: float) -> None:
+        super().__init__()
+        self.base = nn.Linear(4, 3).requires_grad_(False)
+        self.a = nn.Parameter(torch.randn(2, 4) * std)
+        self.b = nn.Parameter(torch.zeros(3, 2))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.a.T @ self.b.T
+
+
+def product_report(std: float) -> Report:
+    def make_two():
+        model = nn.Sequential(Product(std), nn.Tanh(), Product(std))
+        model[2].base = nn.Linear(3, 3).requires_grad_(False)
+        model[2].a = nn.Parameter(torch.randn(2, 3) * std)
+        return model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+
+    def step(setup, x):
+        for _ in range(2):
+            setup.optimizer.zero_grad()
+            loss = setup.model(x).square().mean()
+            loss.backward()
+            setup.optimizer.step()
+        return loss
+
+    return run_training(make_two, data, step, steps=4).report
+
+
+def test_both_factors_of_a_product_are_zero() -> None:
+    """Two factors that are both 0 keep each other there; every update of a step is counted."""
+    (finding,) = product_report(std=0.0).findings
+    assert str(finding) == (
+        "[zero-gradient] every gradient that 'optimizer' stepped with was exactly 0 (8 of 8 updates, steps 0-3)\n"
+        "  cause: all of these weights are 0 in every element, and lie two by two in one module, as the factors of a "
+        "low-rank product do (B @ A): the gradient of each is multiplied by the other, so that none ever leaves 0\n"
+        "  fix: start only one factor of each product at 0 (in LoRA B), and the other at random values"
+    )
+
+
+def test_one_factor_of_a_product_is_zero() -> None:
+    """A product that starts at 0 through one of its factors trains."""
+    assert product_report(std=0.1).findings == ()
+
+
+def test_a_layer_that_is_zero() -> None:
+    """A single layer at 0 is no product: what keeps its gradient at 0 is left open."""
+
+    def make_zero():
+        model = nn.Linear(4, 1)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        return model, torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(setup, x):
+        setup.optimizer.zero_grad()
+        output = setup.model(x)
+        loss = (output - output).square().mean() + 1
+        loss.backward()
+        setup.optimizer.step()
+        return loss
+
+    (finding,) = run_training(make_zero, data, step, steps=4).report.findings
+    assert finding.rule == "zero-gradient"
+    assert finding.cause.startswith("undecided: the loss is flat in these weights")
+
+
 def test_a_term_that_is_switched_off() -> None:
     """Where the loss itself is exactly 0 while something else trains, what it trains is not judged."""
     report = report_of(lambda name, output: output.mean() if name == "b" else 0 * output.mean())

@@ -8,7 +8,8 @@ from torch import nn
 MESSAGE = """\
 [zero-gradient] every gradient that 'optimizer' stepped with was exactly 0 (6 of 6 updates, steps 0-5)
   cause: undecided: the loss is flat in these weights (a saturated or constant output, a softmax over one value, a \
-clamp at its bound, a term multiplied by 0), or something sets the gradients to 0 through .data
+clamp at its bound, a term multiplied by 0), two terms of it cancel exactly (a value minus itself, where one of the \
+two is meant to be detached), or something sets the gradients to 0 through .data, to name the common ones
   fix: follow the loss back from its end, and look for the operation whose output does not change with its input"""
 
 

@@ -41,6 +41,10 @@ class Fingerprint:
         """Return the names whose norm is not finite. Waits for the device."""
         return [name for name, norm in self._norms.items() if not bool(torch.isfinite(norm))]
 
+    def zeros(self) -> set[str]:
+        """Return the names whose elements are all 0. Waits for the device."""
+        return {name for name, norm in self._norms.items() if float(norm) == 0.0}
+
     def names(self) -> set[str]:
         return set(self._norms)
 

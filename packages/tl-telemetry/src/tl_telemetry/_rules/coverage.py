@@ -198,8 +198,8 @@ def beside_model(run: Evidence) -> Iterator[Finding]:
         )
         freeze = "freeze them with requires_grad_(False), which also saves their gradients"
         # A network whose features a loss compares is built of layers, and mostly in eval mode. A module that has
-        # nothing but weights of its own has them to be trained.
-        layers = any(entries[i].owner is not module for i in left) or type(module).__module__.startswith("torch.")
+        # nothing but weights of its own, or is one layer (the class weights of a margin loss), has them to be trained.
+        layers = any(entries[i].owner is not module for i in left)
         if layers or not module.training:
             yield Finding(
                 "not-judged",

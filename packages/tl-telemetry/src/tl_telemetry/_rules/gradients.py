@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from tl_core import Finding
 from tl_telemetry._events import Backward, Clip, OptimizerStep
@@ -220,7 +220,7 @@ def zero_gradient(run: Evidence) -> Iterator[Finding]:
         if any(total(event.norms.values()) != 0.0 for _, event in with_gradient):
             continue
         hit = telling(record.step for record, _ in with_gradient)
-        count = f"{len(hit)} of {several(len(steps), 'update')}, {at(hit)}"
+        count = f"{len(with_gradient)} of {several(len(steps), 'update')}, {at(hit)}"
         held = {i for _, event in with_gradient for i in event.graded}
         if _switched_off(run, with_gradient, held):
             yield Finding(
@@ -234,10 +234,17 @@ def zero_gradient(run: Evidence) -> Iterator[Finding]:
                 parameters=run.named(held),
             )
             continue
-        cause, fix = _clipped_to_zero(with_gradient) or (
-            "undecided: the loss is flat in these weights (a saturated or constant output, a softmax over one value, a "
-            "clamp at its bound, a term multiplied by 0), or something sets the gradients to 0 through .data",
-            "follow the loss back from its end, and look for the operation whose output does not change with its input",
+        cause, fix = (
+            _clipped_to_zero(with_gradient)
+            or _zero_factors(run, held)
+            or (
+                "undecided: the loss is flat in these weights (a saturated or constant output, a softmax over one "
+                "value, a clamp at its bound, a term multiplied by 0), two terms of it cancel exactly (a value minus "
+                "itself, where one of the two is meant to be detached), or something sets the gradients to 0 through "
+                ".data, to name the common ones",
+                "follow the loss back from its end, and look for the operation whose output does not change with its "
+                "input",
+            )
         )
         yield Finding(
             rule="zero-gradient",
@@ -287,6 +294,32 @@ def _clipped_to_zero(steps: list[tuple[StepRecord, OptimizerStep]]) -> tuple[str
         f"{number(max(norms))}",
         "pass the bound that is meant, or leave the call out where 0 stands for no clipping",
     )
+
+
+def _zero_factors(run: Evidence, held: set[int]) -> tuple[str, str] | None:
+    """Return the cause and the fix where the weights are factors of a product that are 0, each with another one."""
+    zeros = run.facts.start.zeros() & run.facts.end.zeros()
+    by_owner: dict[int, list[Tensor]] = {}
+    for i in held:
+        entry = run.tensors.entries[i]
+        if entry.owner is None or entry.name not in zeros:
+            return None
+        by_owner.setdefault(id(entry.owner), []).append(entry.tensor)
+    if not by_owner or not all(_are_factors(tensors) for tensors in by_owner.values()):
+        return None
+    return (
+        "all of these weights are 0 in every element, and lie two by two in one module, as the factors of a low-rank "
+        "product do (B @ A): the gradient of each is multiplied by the other, so that none ever leaves 0",
+        "start only one factor of each product at 0 (in LoRA B), and the other at random values",
+    )
+
+
+def _are_factors(tensors: list[Tensor]) -> bool:
+    """Tell whether tensors are two matrices that can be multiplied with each other."""
+    if len(tensors) != 2 or any(tensor.dim() != 2 for tensor in tensors):
+        return False
+    first, second = tensors
+    return not {first.shape[0], first.shape[1]}.isdisjoint(second.shape)
 
 
 class WithoutGradient(NamedTuple):
