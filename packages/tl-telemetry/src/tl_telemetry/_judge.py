@@ -13,7 +13,7 @@ from tl_telemetry._table import render
 
 CHECK = "Training run"
 
-# A finding hides what follows from it: the consequence's parameters are not named again, or it has none of its own.
+# A finding hides what follows from it, unless that names parameters which the finding does not.
 EXPLAINS = {
     "loss-not-connected": frozenset(
         {"no-gradient", "step-without-gradient", "never-ran", "no-update", "never-stepped"}
@@ -39,13 +39,16 @@ def judge(run: Evidence, rules: Iterable[Callable[[Evidence], Iterator[Finding]]
     allow, strict = run.options.allow, run.options.strict
     run.check_patterns()  # a wrong argument is an error of the caller; what a rule raises is one of the rule
     found = [finding for rule in rules for finding in _look(rule, run) if finding.rule not in allow]
-    present = {finding.rule for finding in found}
-    hidden = {rule for cause in present for rule in EXPLAINS.get(cause, ())}
-    found = [finding for finding in found if finding.rule not in hidden] + list(not_judged(run))
+    found = [finding for finding in found if not _explained(finding, found)] + list(not_judged(run))
     findings = tuple(f for f in found if f.rule not in NOTES or f.rule in strict)
     notes = tuple(f for f in found if f.rule in NOTES and f.rule not in strict)
     judged = bool(run.steps or findings or run.overflows)
     return Report(CHECK, findings, notes, detail=detail(run.records, findings), judged=judged)
+
+
+def _explained(finding: Finding, found: Iterable[Finding]) -> bool:
+    causes = [cause for cause in found if finding.rule in EXPLAINS.get(cause.rule, ())]
+    return any(not cause.parameters or set(finding.parameters) <= set(cause.parameters) for cause in causes)
 
 
 def _look(rule: Callable[[Evidence], Iterator[Finding]], run: Evidence) -> list[Finding]:
