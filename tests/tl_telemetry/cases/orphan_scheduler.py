@@ -15,7 +15,7 @@ Y = X @ torch.linspace(-1.0, 1.0, 6).unsqueeze(1)
 
 MESSAGE = """\
 [orphan-scheduler] 'scheduler' (ExponentialLR) stepped 8 times, but the SGD that it drives is not in the setup any \
-more, and stepped 2 times
+more, and stepped 2 times; the learning rate of 'optimizer' stayed at 0.05 in 6 updates
   cause: the optimizer that steps was built after the scheduler, which still holds the one before: nothing drives its \
 rates
   fix: build the scheduler for the optimizer that steps, or change that one in place (add_param_group)"""
@@ -26,7 +26,7 @@ def _train(setup: TrainingSetup, batch: Any) -> torch.Tensor:
     loss = (setup.model(batch[0]) - batch[1]).square().mean()
     loss.backward()
     setup.optimizer.step()
-    setup.scheduler.step()
+    setup.schedulers["scheduler"].step()
     return loss
 
 
@@ -61,7 +61,44 @@ def near_misses() -> dict[str, dict[str, Any]]:
         "the base optimizer of a wrapper": _wrapped(),
         "an optimizer that the loop keeps to itself": _private(),
         "one optimizer a phase": _phases(),
+        "a schedule that the loop copies to the rate": _clocked(to_rate=True),
+        "a schedule of something else": _clocked(to_rate=False),
+        "an old scheduler beside the one that drives": _both(),
     }
+
+
+def _clocked(to_rate: bool) -> dict[str, Any]:
+    """Let a scheduler count on an optimizer of its own, and copy its rate to the one that steps, or not."""
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 1)
+        clock = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.05)
+        return TrainingSetup(
+            model, torch.optim.SGD(model.parameters(), lr=0.05), lr_scheduler.ExponentialLR(clock, 0.9)
+        )
+
+    def step(setup: TrainingSetup, batch: Any) -> torch.Tensor:
+        loss = _train(setup, batch)
+        (rate,) = setup.scheduler.get_last_lr()
+        if to_rate:
+            setup.optimizer.param_groups[0]["lr"] = rate
+        return loss
+
+    return {"make_setup": make_setup, "data": (X, Y), "step": step, "steps": 6}
+
+
+def _both() -> dict[str, Any]:
+    case = _case(rebuild_scheduler=False)
+
+    def step(setup: TrainingSetup, batch: Any) -> torch.Tensor:
+        loss = case["step"](setup, batch)
+        if setup.step_index == 2:
+            setup.schedulers["new"] = lr_scheduler.ExponentialLR(setup.optimizer, 0.9)
+        elif setup.step_index > 2:
+            setup.schedulers["new"].step()
+        return loss
+
+    return {**case, "step": step}
 
 
 class _Ascending(torch.optim.Optimizer):

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from tl_core import Finding
 from tl_telemetry._events import Backward, SchedulerStep
 from tl_telemetry._evidence import Evidence, at, several, telling
-from tl_telemetry._record import StepRecord
+from tl_telemetry._record import StepRecord, read
 from tl_telemetry._schedulers import is_orphan
 
 ORPHANED = (
@@ -18,21 +18,49 @@ ORPHANED = (
 
 
 def orphan_scheduler(run: Evidence) -> Iterator[Finding]:
-    """Note schedulers that step while the optimizer that they drive does not."""
+    """See schedulers that go on stepping for an optimizer that does not, while nothing moves its successor's rate."""
     for name, scheduler in run.setup.schedulers.items():
         if (found := orphan(run, name)) is None:
             continue
         calls, updates, kind = found
+        if (left := next(_undriven(run, scheduler, updates), None)) is None:
+            continue
+        successor, rates, of_successor = left
         stepped = f" any more, and stepped {several(updates, 'time')}" if updates else ", and never stepped"
         yield Finding(
             rule="orphan-scheduler",
             seen=f"{name!r} ({type(scheduler).__name__}) stepped {several(calls, 'time')}, but the {kind} that it "
-            f"drives is not in the setup{stepped}",
+            f"drives is not in the setup{stepped}; the learning rate of {successor!r} stayed at "
+            f"{', '.join(f'{rate:g}' for rate in rates)} in {several(of_successor, 'update')}",
             cause=ORPHANED,
             fix="build the scheduler for the optimizer that steps, or change that one in place (add_param_group)",
             steps=telling(record.step for record, event in run.scheduler_steps if event.scheduler == name),
-            evidence={"scheduler_steps": calls, "updates": updates},
+            evidence={"scheduler_steps": calls, "updates": updates, "successor": successor},
         )
+
+
+def _undriven(run: Evidence, scheduler: object, updates: int) -> Iterator[tuple[str, tuple[float, ...], int]]:
+    """Yield (name, its rates, their number of updates) of the driven optimizer's successors whose rates nothing moves.
+
+    A successor holds some of its parameters: a scheduler over others may serve as a clock for anything.
+    ``updates`` is how often the driven optimizer stepped: under its successor's name, if that took its place.
+    """
+    driven = getattr(scheduler, "optimizer", None)
+    held, steppers = _held(driven), run.facts.recorder.steppers
+    before = next((stepper.name for stepper in steppers if stepper.optimizer is driven), None)
+    for name, optimizer in run.setup.optimizers.items():
+        drivers = (getattr(other, "optimizer", None) for other in run.setup.schedulers.values())
+        if held.isdisjoint(_held(optimizer)) or any(driver is optimizer for driver in drivers):
+            continue
+        own = run.steps_by_optimizer.get(name, [])[updates if name == before else 0 :]
+        rates = {tuple(map(read, event.lrs)) for _, event in own}
+        if len(own) > 1 and len(rates) == 1:
+            yield name, tuple(dict.fromkeys(next(iter(rates)))), len(own)
+
+
+def _held(optimizer: object) -> set[int]:
+    """Return the ids of an optimizer's parameters."""
+    return {id(parameter) for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]}
 
 
 def orphan(run: Evidence, name: str) -> tuple[int, int, str] | None:
