@@ -37,8 +37,9 @@ def test_an_optimizer_of_another_copy_is_found(model, sgd):
         "[other-copy] the optimizer holds none of the model's 6 trainable parameters, but 6 other tensors, of which 6 "
         "have the shape of a missing parameter; in no optimizer: enc.* (2 tensors), norm.* (2 tensors), "
         "head.* (2 tensors)\n"
-        "  cause: undecided: the optimizer was built for another copy of the model (before a deepcopy, or before the "
-        f"model was built or loaded again), or for tensors that the model is {CALLED}\n"
+        "  cause: undecided: the optimizer was built for another copy of the model (before a deepcopy, before the "
+        "model was built again, or before load_state_dict(assign=True) put new Parameters in), or for tensors that the "
+        f"model is {CALLED}\n"
         f"  fix: {COPY_FIX}"
     )
 

@@ -129,3 +129,57 @@ def test_ignored_parameters_may_be_listed_twice(model, sgd):
     optimizers = [sgd(model.parameters()), sgd(model.enc.parameters())]
     assert not check_optimizer_coverage(model, optimizers).ok
     assert check_optimizer_coverage(model, optimizers, ignore=["enc.*"]).ok
+
+
+class Twins(nn.Module):
+    """A network and a second one of the same kind."""
+
+    def __init__(self, second="target", width=4):
+        super().__init__()
+        self.online = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.add_module(second, nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1)))
+
+
+def test_a_part_that_may_be_a_target_network(sgd):
+    """Parameters that repeat names and shapes of held ones may be a copy that the loop moves."""
+    model = Twins()
+    (finding,) = check_optimizer_coverage(model, sgd(model.online.parameters())).findings
+    assert finding.cause == (
+        "no optimizer was given them. They were left out when it was built, were added to the model or unfrozen "
+        "afterwards, or are a target network or an average that the loop moves: there are parameters of the same names "
+        "and shapes that an optimizer holds (online.* (4 tensors))"
+    )
+    assert finding.fix == f"{UNCOVERED_FIX}; of a target network a run shows that it is moved"
+
+
+@pytest.mark.parametrize("width", [4, 5])
+def test_a_part_that_is_no_target_network(sgd, width):
+    """Parts of other shapes, and single layers that are alike, are no copies of what is held."""
+    model = Twins(width=width)
+    held = model.online.parameters() if width != 4 else [*model.online.parameters(), *model.target[0].parameters()]
+    model.late, model.other = nn.Linear(4, 1), nn.Linear(4, 1)
+    (finding,) = check_optimizer_coverage(model, sgd([*held, *model.other.parameters()])).findings
+    assert finding.cause == UNCOVERED_CAUSE
+
+
+def test_an_optimizer_of_frozen_parameters(model, sgd):
+    """An optimizer that holds frozen parameters only was built before the model was changed."""
+    optimizer = sgd(model.parameters())
+    model.requires_grad_(False)
+    model.adapter = nn.Linear(16, 2)
+    (finding,) = check_optimizer_coverage(model, optimizer).findings
+    assert str(finding) == (
+        "[uncovered-parameter] 2 of 2 trainable parameters are in no optimizer: adapter.* (2 tensors)\n"
+        "  cause: the optimizer was built before the model was changed: all 6 tensors in there are frozen now, and "
+        "these came later (adapters, a new head) or were unfrozen\n"
+        f"  fix: {UNCOVERED_FIX}"
+    )
+
+
+def test_an_optimizer_of_some_frozen_parameters(model, sgd):
+    """Where some of the optimizer's parameters train, when it was built is left open."""
+    optimizer = sgd(model.parameters())
+    model.enc.requires_grad_(False)
+    model.adapter = nn.Linear(16, 2)
+    (finding,) = check_optimizer_coverage(model, optimizer).findings
+    assert finding.cause == UNCOVERED_CAUSE

@@ -14,8 +14,8 @@ MESSAGE = """\
 [other-copy] the optimizer holds none of the model's 4 trainable parameters, but 4 other tensors, of which 4 have the \
 shape of a missing parameter; in no optimizer: 0.* (2 tensors), 2.* (2 tensors); \
 in this run gradients reached 4 of these, and nothing that the optimizer holds
-  cause: the optimizer was built for another copy (before a deepcopy, or before the model or the part was built or \
-loaded again)
+  cause: the optimizer was built for another copy (before a deepcopy, before the model or the part was built again, \
+or before load_state_dict(assign=True) put new Parameters in)
   fix: build the optimizer from the parameters of the model that is trained, after its last copy"""
 
 

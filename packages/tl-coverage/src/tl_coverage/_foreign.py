@@ -151,8 +151,9 @@ def _other_copy(inventory: Inventory, explained: Explained) -> None:
     if whole:
         seen = f"{labels} {holds} none of the model's {count(len(missing), 'trainable parameter')}"
         cause = (
-            f"undecided: {labels} {were} built for another copy of the model (before a deepcopy, or before the model "
-            f"was built or loaded again), or for tensors that the model is called with {CALLED_WITH}"
+            f"undecided: {labels} {were} built for another copy of the model (before a deepcopy, before the model was "
+            "built again, or before load_state_dict(assign=True) put new Parameters in), or for tensors that the model "
+            f"is called with {CALLED_WITH}"
         )
     else:
         seen = f"{labels} {holds} none of the model's own parameters"

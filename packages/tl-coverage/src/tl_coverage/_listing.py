@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from tl_core import Finding
-from tl_coverage._inventory import Entry, Inventory, count, shape_of, verb
+from tl_coverage._inventory import Entry, Inventory, Shape, count, shape_of, verb
 
 K = TypeVar("K")
 
@@ -21,17 +21,32 @@ def uncovered_rule(inventory: Inventory, settled: set[str]) -> list[Finding]:
         f"{len(names)} of {count(total, 'trainable parameter')} {verb(len(names), 'is', 'are')} in no optimizer: "
         f"{inventory.group(names)}"
     )
+    fix = (
+        "build the optimizer from model.parameters() once the model is complete, or add them with add_param_group(); "
+        "if they are not meant to train, freeze them with requires_grad_(False) or pass ignore="
+    )
+    held = [entry for entry in inventory.entries if inventory.owns(entry)]
     if not inventory.optimizers:
         cause = "there is no optimizer"
+    elif held and len(held) == len(inventory.entries) and not any(entry.tensor.requires_grad for entry in held):
+        labels = inventory.labels(inventory.optimizers)
+        cause = (
+            f"{labels} {verb(len(inventory.optimizers), 'was', 'were')} built before the model was changed: all "
+            f"{count(len(held), 'tensor')} in there {verb(len(held), 'is', 'are')} frozen now, and these came later "
+            "(adapters, a new head) or were unfrozen"
+        )
+    elif twins := _twins(inventory, names):
+        cause = (
+            "no optimizer was given them. They were left out when it was built, were added to the model or unfrozen "
+            "afterwards, or are a target network or an average that the loop moves: there are parameters of the same "
+            f"names and shapes that an optimizer holds ({inventory.group(twins)})"
+        )
+        fix += "; of a target network a run shows that it is moved"
     else:
         cause = (
             "no optimizer was given them. Either they were left out when it was built, or they were added to the "
             "model or unfrozen afterwards"
         )
-    fix = (
-        "build the optimizer from model.parameters() once the model is complete, or add them with add_param_group(); "
-        "if they are not meant to train, freeze them with requires_grad_(False) or pass ignore="
-    )
     return [
         Finding(
             "uncovered-parameter",
@@ -42,6 +57,26 @@ def uncovered_rule(inventory: Inventory, settled: set[str]) -> list[Finding]:
             evidence={"num_uncovered": len(names), "num_trainable": total},
         )
     ]
+
+
+def _twins(inventory: Inventory, names: list[str]) -> list[str]:
+    """List the held parameters that these ones, all of them, repeat in another part of the model; else none.
+
+    The names agree but for the first component (``target.0.weight`` of ``online.0.weight`` or of ``0.weight``).
+    """
+    held: dict[tuple[str, Shape], list[str]] = {}
+    for name, parameter in inventory.trainable.items():
+        if name not in inventory.missing:
+            for rest in (name, name.partition(".")[2]):
+                held.setdefault((rest, shape_of(parameter)), []).append(name)
+    found: list[str] = []
+    for name in names:
+        rest = name.partition(".")[2]
+        # a lone layer of the same shape as another one is no copy of it
+        if "." not in rest or not (twins := held.get((rest, shape_of(inventory.missing[name])))):
+            return []
+        found += twins
+    return [name for name in inventory.trainable if name in set(found)]
 
 
 def listing_rules(inventory: Inventory) -> list[Finding]:

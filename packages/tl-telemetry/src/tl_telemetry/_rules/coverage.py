@@ -63,8 +63,8 @@ def _decided(run: Evidence, finding: Finding) -> Finding:
     return replace(
         finding,
         seen=f"{finding.seen}; in this run gradients reached {len(own)} of these, and nothing that the optimizer holds",
-        cause="the optimizer was built for another copy (before a deepcopy, or before the model or the part was built "
-        "or loaded again)",
+        cause="the optimizer was built for another copy (before a deepcopy, before the model or the part was built "
+        "again, or before load_state_dict(assign=True) put new Parameters in)",
         fix="build the optimizer from the parameters of the model that is trained, after its last copy",
     )
 
