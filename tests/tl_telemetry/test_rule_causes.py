@@ -252,9 +252,11 @@ def test_checkpoint_that_recomputes_nothing() -> None:
         model = Net()
         return model, sgd(model.parameters())
 
-    finding = report_of(make_setup, plain).findings[0]
+    report = report_of(make_setup, plain)
+    finding = report.findings[0]
     assert finding.rule == "no-gradient"
     assert finding.parameters == ("encoder.weight", "encoder.bias")
+    assert [note.rule for note in report.notes] == []  # the warning is told once
     assert finding.cause == (
         "torch.utils.checkpoint with use_reentrant=True, around inputs that need no gradient: torch warned that its "
         "gradients will be None"

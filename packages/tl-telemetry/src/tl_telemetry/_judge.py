@@ -39,16 +39,24 @@ def judge(run: Evidence, rules: Iterable[Callable[[Evidence], Iterator[Finding]]
     allow, strict = run.options.allow, run.options.strict
     run.check_patterns()  # a wrong argument is an error of the caller; what a rule raises is one of the rule
     found = [finding for rule in rules for finding in _look(rule, run) if finding.rule not in allow]
-    found = [finding for finding in found if not _explained(finding, found)] + list(not_judged(run))
+    found = [finding for finding in found if not _explained(run, finding, found)] + list(not_judged(run))
     findings = tuple(f for f in found if f.rule not in NOTES or f.rule in strict)
     notes = tuple(f for f in found if f.rule in NOTES and f.rule not in strict)
     judged = bool(run.steps or findings or run.overflows)
     return Report(CHECK, findings, notes, detail=detail(run.records, findings), judged=judged)
 
 
-def _explained(finding: Finding, found: Iterable[Finding]) -> bool:
+def _explained(run: Evidence, finding: Finding, found: Iterable[Finding]) -> bool:
+    """Tell whether a finding follows from another one, or only repeats the warning that established its cause."""
+    if finding.rule == "torch-warning":
+        told = (str(cause.evidence["warning"]).strip() for cause in found if "warning" in cause.evidence)
+        if any(finding.seen.endswith(message) for message in told):
+            return True
     causes = [cause for cause in found if finding.rule in EXPLAINS.get(cause.rule, ())]
-    return any(not cause.parameters or set(finding.parameters) <= set(cause.parameters) for cause in causes)
+    # tensors that only an optimizer holds have no names by which two findings could be compared
+    bare = {entry.name for entry in run.tensors.entries if entry.owner is None and not entry.in_model}
+    named = set(finding.parameters) - bare
+    return any(not cause.parameters or named <= set(cause.parameters) for cause in causes)
 
 
 def _look(rule: Callable[[Evidence], Iterator[Finding]], run: Evidence) -> list[Finding]:

@@ -145,7 +145,17 @@ def no_gradient(run: Evidence) -> Iterator[Finding]:
             "take that away; if the part is not meant to train, freeze it with requires_grad_(False) and leave it out "
             "of the optimizer, or pass ignore="
         )
-        if any("None of the inputs have requires_grad=True" in event.message for _, event in run.warnings):
+        evidence: dict[str, object] = {
+            "steps": len(run.records),
+            "without_gradient": len(cut),
+            "with_gradient": len(reached),
+        }
+        warnings = (event.message for _, event in run.warnings)
+        warning = next(
+            (message for message in warnings if "None of the inputs have requires_grad=True" in message), None
+        )
+        if warning is not None:
+            evidence["warning"] = warning
             cause = (
                 "torch.utils.checkpoint with use_reentrant=True, around inputs that need no gradient: torch warned "
                 "that its gradients will be None"
@@ -158,7 +168,7 @@ def no_gradient(run: Evidence) -> Iterator[Finding]:
             cause=cause,
             fix=fix,
             parameters=run.named(cut),
-            evidence={"steps": len(run.records), "without_gradient": len(cut), "with_gradient": len(reached)},
+            evidence=evidence,
         )
 
 
