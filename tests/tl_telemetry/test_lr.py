@@ -198,3 +198,33 @@ def test_scheduler_of_a_replaced_optimizer() -> None:
         "the scheduler, which still holds the one before: nothing drives its rates",
         "build the scheduler for the optimizer that steps, or change that one in place (add_param_group)",
     )
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
+@pytest.mark.parametrize("lr", [0.1, None])
+def test_scheduler_of_an_optimizer_that_never_stepped(lr: float | None) -> None:
+    """A scheduler of an optimizer built twice is seen from the first step on, unless the loop sets the rates itself."""
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(3, 1)
+        scheduler = lr_scheduler.ExponentialLR(torch.optim.SGD(model.parameters(), lr=0.1), 0.9)
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.1), scheduler)
+
+    def step(setup: TrainingSetup, batch: Any) -> torch.Tensor:
+        setup.optimizer.param_groups[0]["lr"] = lr or 0.1 / (1 + setup.step_index)
+        setup.optimizer.zero_grad()
+        loss = setup.model(batch).square().mean()
+        loss.backward()
+        setup.optimizer.step()
+        setup.scheduler.step()
+        return loss
+
+    findings = run_training(make_setup, torch.ones(4, 3), step, steps=8).check().findings
+    assert [finding.seen for finding in findings if finding.rule == "orphan-scheduler"] == (
+        [
+            "'scheduler' (ExponentialLR) stepped 8 times, but the SGD that it drives is not in the setup, and never "
+            "stepped; the learning rate of 'optimizer' stayed at 0.1 in 8 updates"
+        ]
+        if lr
+        else []
+    )

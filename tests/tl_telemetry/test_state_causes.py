@@ -139,6 +139,25 @@ def test_what_is_not_kept_is_no_finding(what: str) -> None:
     assert run_training(make_setup, (X, Y), step, steps=12).check().ok
 
 
+def test_outputs_that_wait_for_their_backward() -> None:
+    """What an episode keeps until it trains is no finding in a run of a few updates, even if it ends in between."""
+
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 1)
+        setup = TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        setup.waiting = []
+        return setup
+
+    def step(setup: TrainingSetup, batch: Any) -> dict[str, float]:
+        if setup.step_index == 0:
+            setup.model(batch[0]).square().mean().backward()
+            setup.optimizer.step()
+        setup.waiting.append(setup.model(batch[0]))
+        return {"waiting": float(len(setup.waiting))}
+
+    assert run_training(make_setup, (X, Y), step, steps=12).check().findings == ()
+
+
 class Average:
     """An exponential moving average of a model's weights, and its mistakes."""
 
