@@ -163,15 +163,16 @@ def test_a_part_that_is_no_target_network(sgd, width):
 
 
 def test_an_optimizer_of_frozen_parameters(model, sgd):
-    """An optimizer that holds frozen parameters only was built before the model was changed."""
+    """That all of what the optimizer holds is frozen narrows the cause down."""
     optimizer = sgd(model.parameters())
     model.requires_grad_(False)
     model.adapter = nn.Linear(16, 2)
     (finding,) = check_optimizer_coverage(model, optimizer).findings
     assert str(finding) == (
         "[uncovered-parameter] 2 of 2 trainable parameters are in no optimizer: adapter.* (2 tensors)\n"
-        "  cause: the optimizer was built before the model was changed: all 6 tensors in there are frozen now, and "
-        "these came later (adapters, a new head) or were unfrozen\n"
+        "  cause: all 6 tensors that the optimizer holds are frozen: either the optimizer was built before that part "
+        "was frozen and these were added (adapters, a new head), or was given the frozen part instead of the trained "
+        "one\n"
         f"  fix: {UNCOVERED_FIX}"
     )
 

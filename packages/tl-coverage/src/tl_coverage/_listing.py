@@ -29,11 +29,11 @@ def uncovered_rule(inventory: Inventory, settled: set[str]) -> list[Finding]:
     if not inventory.optimizers:
         cause = "there is no optimizer"
     elif held and len(held) == len(inventory.entries) and not any(entry.tensor.requires_grad for entry in held):
-        labels = inventory.labels(inventory.optimizers)
+        labels, were = inventory.labels(inventory.optimizers), verb(len(inventory.optimizers), "was", "were")
         cause = (
-            f"{labels} {verb(len(inventory.optimizers), 'was', 'were')} built before the model was changed: all "
-            f"{count(len(held), 'tensor')} in there {verb(len(held), 'is', 'are')} frozen now, and these came later "
-            "(adapters, a new head) or were unfrozen"
+            f"all {count(len(held), 'tensor')} that {labels} {verb(len(inventory.optimizers), 'holds', 'hold')} "
+            f"{verb(len(held), 'is', 'are')} frozen: either {labels} {were} built before that part was frozen and these "
+            f"were added (adapters, a new head), or {were} given the frozen part instead of the trained one"
         )
     elif twins := _twins(inventory, names):
         cause = (
