@@ -32,8 +32,8 @@ def uncovered_rule(inventory: Inventory, settled: set[str]) -> list[Finding]:
         labels, were = inventory.labels(inventory.optimizers), verb(len(inventory.optimizers), "was", "were")
         cause = (
             f"all {count(len(held), 'tensor')} that {labels} {verb(len(inventory.optimizers), 'holds', 'hold')} "
-            f"{verb(len(held), 'is', 'are')} frozen: either {labels} {were} built before that part was frozen and these "
-            f"were added (adapters, a new head), or {were} given the frozen part instead of the trained one"
+            f"{verb(len(held), 'is', 'are')} frozen: either {labels} {were} built before that part was frozen and "
+            f"these were added (adapters, a new head), or {were} given the frozen part instead of the trained one"
         )
     elif twins := _twins(inventory, names):
         cause = (
