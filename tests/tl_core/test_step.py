@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812  the usual name
+from torch.nn import functional as F
 
 from tl_core import TrainingSetup, standard_step
 

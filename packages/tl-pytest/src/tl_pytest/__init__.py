@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         split_losses,
         standard_step,
         step_ranges,
+        unregistered_tensors,
     )
     from tl_coverage import (
         assert_optimizer_coverage,
@@ -75,6 +76,7 @@ __all__ = [
     "split_losses",
     "standard_step",
     "step_ranges",
+    "unregistered_tensors",
 ]
 
 _HOMES = ("tl_core", "tl_coverage", "tl_telemetry", "tl_pytest._runner")

@@ -90,7 +90,6 @@ class OptimizerStep:
     lost: tuple[int, ...]  # parameters whose fresh gradient was cleared or edited after its backward pass
     closure: bool
     evaluations: int  # how often its closure was evaluated, where the optimizer counts that (LBFGS); else 0
-    in_backward: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tl_core import TrainingSetup
-from tl_telemetry._tensors import Tensors, other_modules, using_modules
+from tl_telemetry._tensors import other_modules, using_modules
 
 RAN_WITH_GRAD = 1
 RAN_WITHOUT_GRAD = 2
@@ -35,7 +35,7 @@ class Forward:
         self._steps = 0
         self.sees_compiled = False  # where torch is told to run compiled code as it was written
 
-    def follow(self, setup: TrainingSetup, tensors: Tensors) -> None:
+    def follow(self, setup: TrainingSetup) -> None:
         """Follow every module of the setup (the model's and the others')."""
         roots = [setup.model, *(module for _, module in other_modules(setup))]
         for root in roots:

@@ -170,7 +170,7 @@ class Recorder:
         )
         self.watch_s += perf_counter() - start
 
-    def backward_ended(self, completed: bool) -> None:
+    def backward_ended(self) -> None:
         self._backward_depth -= 1
         begun = self._begun
         if self._backward_depth or begun is None:
@@ -297,7 +297,7 @@ class Recorder:
         self._walk_needed = False
         self.tensors.walk(self.setup)
         self.steppers.refresh()
-        self.forward.follow(self.setup, self.tensors)
+        self.forward.follow(self.setup)
         new = self.tensors.entries[len(self.gradients.tensors) :]
         self.gradients.follow(entry.tensor for entry in new)
 
@@ -372,7 +372,6 @@ class Recorder:
             lost=seen.lost,
             closure=closure,
             evaluations=stepper.num_evaluations() - call.evaluations if closure else 0,
-            in_backward=self._backward_depth > 0,
         )
 
     def _copy(self, value: object) -> Span | None:
@@ -383,8 +382,10 @@ class Recorder:
 
     def _root(self, roots: Sequence[Any]) -> Span | None:
         root = roots[0] if len(roots) == 1 else None
-        real = isinstance(root, Tensor) and root.numel() == 1 and not root.is_complex()
-        return self._copy(root) if real else None
+        if not isinstance(root, Tensor) or root.numel() != 1 or root.is_complex():
+            return None
+        root = root.detach()
+        return self._figures.add([root.reshape(()) if root.dim() else root])
 
     def _loss(self, value: Tensor | float) -> Span | float:
         return self._figures.add([value]) if isinstance(value, Tensor) else float(value)

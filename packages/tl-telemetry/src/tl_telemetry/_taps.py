@@ -31,7 +31,7 @@ class Watcher(Protocol):
     def watches_thread(self) -> bool: ...
     def watches_optimizer(self, optimizer: torch.optim.Optimizer) -> bool: ...
     def backward_begins(self, roots: Sequence[Any], accumulate: bool) -> None: ...
-    def backward_ended(self, completed: bool) -> None: ...
+    def backward_ended(self) -> None: ...
     def step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None: ...
     def step_ended(self, optimizer: torch.optim.Optimizer, closure: bool) -> None: ...
     def clip_begins(self, function: str, parameters: Sequence[torch.Tensor], bound: float) -> None: ...
@@ -130,13 +130,10 @@ def _patched_backward() -> Iterator[None]:
         if not told:
             return original(roots, *args, **kwargs)
         begins(told, roots, bool(kwargs.get("accumulate_grad", False)))
-        completed = False
         try:
-            result = original(roots, *args, **kwargs)
-            completed = True
-            return result
+            return original(roots, *args, **kwargs)
         finally:
-            ended(told, completed)
+            ended(told)
 
     run_backward = torch.compiler.disable(run_backward, recursive=False)  # type: ignore[no-untyped-call]
     engine._engine_run_backward = run_backward
@@ -206,9 +203,9 @@ def _backward_begins(told: Sequence[Watcher], roots: Sequence[Any], accumulate: 
         watcher.backward_begins(roots, accumulate)
 
 
-def _backward_ended(told: Sequence[Watcher], completed: bool) -> None:
+def _backward_ended(told: Sequence[Watcher]) -> None:
     for watcher in told:
-        watcher.backward_ended(completed)
+        watcher.backward_ended()
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

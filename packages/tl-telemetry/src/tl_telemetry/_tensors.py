@@ -61,9 +61,6 @@ class Tensors:
     def names(self, indices: Any) -> list[str]:
         return [self.entries[i].name for i in indices]
 
-    def model_names(self) -> list[str]:
-        return [entry.name for entry in self.entries if entry.in_model]
-
     def walk(self, setup: TrainingSetup) -> None:
         """Read the modules again: parameters may have been added, replaced or tied since the last walk."""
         for entry in self.entries:

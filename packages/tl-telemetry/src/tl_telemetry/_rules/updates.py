@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tl_core import Finding, match_names
+from tl_core import Finding
 from tl_telemetry._events import BY_HAND, OptimizerStep
 from tl_telemetry._evidence import Evidence, at, number, several, telling
 from tl_telemetry._record import read, total
@@ -287,11 +287,11 @@ def _what_moves(run: Evidence, name: str) -> str:
 
 
 def _asked_frozen(run: Evidence) -> Iterator[Finding]:
-    if not run.options.frozen:
+    asked = run.asked_frozen
+    if not asked:
         return
     facts = run.facts
     names = sorted(facts.start.names() | facts.end.names())
-    asked = set(match_names(names, run.options.frozen, argument="frozen"))
     movers: dict[str, list[str]] = {}  # name -> the optimizers whose steps moved it
     for _, event in run.steps:
         if event.updates is not None:
