@@ -147,20 +147,18 @@ def _other_copy(inventory: Inventory, explained: Explained) -> None:
     holds, what = verb(len(optimizers), "holds", "hold"), inventory.group(missing)
     labels, were = inventory.labels(optimizers), verb(len(optimizers), "was", "were")
     fix = "build the optimizer from the parameters of the model that is trained, after its last copy"
-    # Shapes do not tell a copy's parameters from tensors that the model is called with, so both stay open.
     if whole:
         seen = f"{labels} {holds} none of the model's {count(len(missing), 'trainable parameter')}"
         cause = (
-            f"undecided: {labels} {were} built for another copy of the model (before a deepcopy, before the model was "
-            "built again, or before load_state_dict(assign=True) put new Parameters in), or for tensors that the model "
-            f"is called with {CALLED_WITH}"
+            f"{labels} {were} built for another copy of the model (before a deepcopy, before the model was built "
+            "again, or before load_state_dict(assign=True) put new Parameters in)"
         )
     else:
         seen = f"{labels} {holds} none of the model's own parameters"
-        cause = (
-            f"undecided: {labels} {were} built for another copy of this part of the model, before it was replaced, or "
-            f"for tensors that it is called with {CALLED_WITH}"
-        )
+        cause = f"{labels} {were} built for another copy of this part of the model, before it was replaced"
+    # Shapes alone do not tell a copy's parameters from plain tensors that the model is called with.
+    if not all(isinstance(entry.tensor, torch.nn.Parameter) for entry in copies):
+        cause = f"undecided: {cause}, or for tensors that the model is called with {CALLED_WITH}"
     explained.claim(missing, copies)
     explained.findings.append(
         Finding(

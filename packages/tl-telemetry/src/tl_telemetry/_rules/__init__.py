@@ -53,8 +53,8 @@ RULES: tuple[Rule, ...] = (
     state.frozen_buffer_moved,
     averages.ema_never_updated,
     state.graph_kept_alive,
-    bounds.grad_norm_exceeded,
     bounds.diverging,
+    bounds.grad_norm_exceeded,
     steps.skipped_update,
     bounds.loss_not_decreasing,
     # notes
