@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -32,3 +33,34 @@ def test_a_rule_that_is_not_listed_is_seen():
         "`a`\n## Rules\n| rule | sees |\n| --- | --- |\n| `b`, `c-d` | what `e` is |\n\nNotes, which\n\n| `f` | g |\n"
     )
     assert listed(text) == ({"b", "c-d"}, {"f"})
+
+
+COVERAGE = Path(__file__).parents[2] / "packages" / "tl-coverage"
+RULES_PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
+COVERAGE_TESTS = Path(__file__).parents[1] / "tl_coverage"
+
+
+def emitted(sources: list[str]) -> set[str]:
+    """Return the rule ids with which sources make findings: the first argument, or ``rule=``."""
+    ids = set()
+    for source in sources:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding":
+                given = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "rule")]
+                ids.update(one.value for one in given if isinstance(one, ast.Constant))
+    return ids
+
+
+def test_every_static_rule_has_an_entry_and_a_test():
+    """Each rule id of tl-coverage stands on the rules' page, in the package's README, and in its tests."""
+    ids = emitted([path.read_text() for path in (COVERAGE / "src").rglob("*.py")]) - {"not-judged"}
+    page, readme = RULES_PAGE.read_text(), (COVERAGE / "README.md").read_text()
+    tests = "".join(path.read_text() for path in COVERAGE_TESTS.glob("test_*.py"))
+    assert len(ids) > 5
+    lacking = [one for one in sorted(ids) if f"### {one} (static)\n" not in page or f"`{one}`" not in readme]
+    assert lacking + [one for one in sorted(ids) if f'"{one}"' not in tests and f"[{one}]" not in tests] == []
+
+
+def test_ids_are_read_off_the_calls():
+    """A rule id counts wherever a finding is made, by position or by name."""
+    assert emitted(['Finding("a-b", "seen")', 'x = [Finding(rule="c-d", seen="s")]', 'Other("e-f")']) == {"a-b", "c-d"}
