@@ -60,7 +60,7 @@ def watch(loop: Any) -> bool:
             return loop.run_training(make_setup, data, advance, steps=steps)
 
         run = loop.train(run_with_progress, steps=steps)
-    console.print(run.table(), soft_wrap=True)
+    console.print(run.table(width=console.width), soft_wrap=True)
     accuracies = ", ".join(f"{100 * accuracy:.1f} %" for accuracy in run.setup.accuracies)
     console.print(f"\n{run.summary()}\naccuracy on held-out digits after each epoch: {accuracies}")
     try:

@@ -150,7 +150,11 @@ def test_the_same_objects_twice():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: observe(nn.Linear(3, 1)), TypeError, "setup must be a TrainingSetup, got Linear"),
+        (
+            lambda: observe(nn.Linear(3, 1)),
+            TypeError,
+            "setup must be a TrainingSetup, got Linear: write TrainingSetup(model, optimizer, ...)",
+        ),
         (
             lambda: observe(TrainingSetup(*make_setup()), allow="lr-zero"),
             TypeError,

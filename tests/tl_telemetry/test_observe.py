@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tl_core import TrainingSetup
+from tl_core import NotJudged, TrainingSetup
 from tl_telemetry import observe
 
 
@@ -262,3 +262,17 @@ def test_steps_inside_of_steps_are_refused():
             pass
         assert str(error.value) == "run.step() was entered inside of a run.step() block: a step has one record"
     assert len(run.records) == 1
+
+
+def test_a_loop_that_trains_something_else_is_not_judged() -> None:
+    """Watching one setup while the loop trains another model can judge nothing, and says so."""
+    watched, trained = (TrainingSetup(m := nn.Linear(3, 1), torch.optim.SGD(m.parameters(), lr=0.1)) for _ in range(2))
+    with observe(watched) as run:
+        for _ in range(5):
+            trained.optimizer.zero_grad()
+            trained.model(torch.ones(2, 3)).square().mean().backward()
+            trained.optimizer.step()
+    report = run.report
+    assert (report.ok, report.judged, report.findings) == (False, False, ())
+    with pytest.raises(NotJudged, match="could not judge"):
+        run.assert_healthy()

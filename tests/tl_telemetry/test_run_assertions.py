@@ -242,7 +242,8 @@ def test_assert_loss_decreases(run):
         "Training run: failed, 1 finding\n\n"
         "[loss-not-decreasing] the loss went from 1 (mean of the first 1 step) to 0.178 (of the last 1): a decrease of "
         "82.2 %, a decrease of at least 90 % was expected\n"
-        "  cause: undecided: the loss alone does not say why; other findings of this run are likelier reasons\n"
+        "  cause: undecided: the loss alone does not say why; if the report has other findings, those are likelier "
+        "reasons\n"
         "  fix: run more steps, print run.table(), and check the learning rate, the data and the loss function\n\n"
         + TABLE
     )

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
 from torch import nn
 
 from tl_core import TrainingSetup
-from tl_telemetry import observe
+from tl_telemetry import observe, run_training
 
 
 def parameters_of(*values):
@@ -148,3 +149,29 @@ def test_a_loss_may_have_the_name_of_a_column(name):
     lines = run.table().splitlines()
     assert lines[0].split("  ")[1:3] == ["step", name]
     assert lines[3].split()[:4] == ["2-17", "2", "..", "17"]
+
+
+def test_a_narrow_table_leaves_out_what_is_least_needed() -> None:
+    """Losses beside the main one go first, then the updates; without a width everything is shown."""
+
+    def step(setup: TrainingSetup, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        setup.optimizer.zero_grad()
+        loss = setup.model(x).square().mean()
+        loss.backward()
+        setup.optimizer.step()
+        return {"loss": loss, "part": loss / 2}
+
+    def make() -> TrainingSetup:
+        model = nn.Linear(2, 1)
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    run = run_training(make, torch.ones(4, 2), step, steps=2)
+
+    def titles(width: int | None) -> list[str]:
+        return re.split(r"\s{2,}", run.table(width=width).splitlines()[0].strip())
+
+    everything = ["step", "loss", "part", "grad norm", "update", "lr", "opt steps"]
+    assert titles(None) == titles(200) == everything
+    needed = len(run.table().splitlines()[1])
+    assert titles(needed - 1) == [title for title in everything if title != "part"]
+    assert titles(10) == [title for title in everything if title not in ("part", "update")]

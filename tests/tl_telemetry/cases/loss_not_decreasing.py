@@ -15,7 +15,7 @@ Y = X @ torch.linspace(-1.0, 1.0, 6).unsqueeze(1)
 MESSAGE = """\
 [loss-not-decreasing] the loss went from 2.62 (mean of the first 2 steps) to 2.62 (of the last 2): a decrease of \
 0.00299 %, a decrease of at least 20 % was expected
-  cause: undecided: the loss alone does not say why; other findings of this run are likelier reasons
+  cause: undecided: the loss alone does not say why; if the report has other findings, those are likelier reasons
   fix: run more steps, print run.table(), and check the learning rate, the data and the loss function"""
 
 

@@ -152,6 +152,16 @@ class Evidence:
         return frozenset(in_model).union(*held)
 
     @cached_property
+    def trains_other(self) -> bool:
+        """Whether optimizers stepped, none of them over anything of the setup, and nothing of the setup moved."""
+        held = {s.name for s in self.facts.recorder.steppers if not self.own.isdisjoint(s.indices)}
+        return (
+            bool(self.steps)
+            and all(event.optimizer not in held for _, event in self.steps)
+            and self.own.isdisjoint(self.moved)
+        )
+
+    @cached_property
     def moved(self) -> frozenset[int]:
         """Parameters whose values or versions changed over the run, by whatever means."""
         names = self.facts.end.moved_since(self.facts.start) | self.facts.end.touched_since(self.facts.start)

@@ -42,7 +42,7 @@ def judge(run: Evidence, rules: Iterable[Callable[[Evidence], Iterator[Finding]]
     found = [finding for finding in found if not _explained(run, finding, found)] + list(not_judged(run))
     findings = tuple(f for f in found if f.rule not in NOTES or f.rule in strict)
     notes = tuple(f for f in found if f.rule in NOTES and f.rule not in strict)
-    judged = bool(run.steps or findings or run.overflows)
+    judged = bool(findings or run.overflows or (run.steps and not run.trains_other))
     return Report(CHECK, findings, notes, detail=detail(run.records, findings), judged=judged)
 
 
@@ -105,6 +105,15 @@ def not_judged(run: Evidence) -> Iterator[Finding]:
             "not be judged",
             "",
             "run more steps, or return the loss from the step",
+        )
+    if run.trains_other:
+        others = ", ".join(sorted(run.steps_by_optimizer))
+        yield Finding(
+            "not-judged",
+            f"no parameter of this setup was stepped in {run.duration}, while {others} stepped others: the loop trains "
+            "something else than what is watched",
+            "",
+            "watch the very model and optimizers that the loop trains",
         )
     if not run.steps and not run.overflows:
         by_hand = sorted(run.moved & set(run.trainable))

@@ -37,7 +37,8 @@ def observe(setup: TrainingSetup, *, track_updates: bool = True, allow: Iterable
         >>> run.assert_healthy()
     """
     if not isinstance(setup, TrainingSetup):
-        raise TypeError(f"setup must be a TrainingSetup, got {type(setup).__name__}")
+        kind = type(setup).__name__
+        raise TypeError(f"setup must be a TrainingSetup, got {kind}: write TrainingSetup(model, optimizer, ...)")
     recorder = Recorder(setup, track_updates=track_updates)
     run = TrainingRun(Facts(setup, recorder), allow=allow)
     recorder.attach()

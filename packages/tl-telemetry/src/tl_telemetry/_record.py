@@ -38,6 +38,7 @@ class StepRecord:
     Attributes:
         step: the step's index.
         num_examples: first dimension of the batch's first tensor; None where the batch is not known.
+        main_loss: name of the main loss among ``losses``; None where the loop gave none.
         events: the observed acts, in order.
     """
 
@@ -57,7 +58,7 @@ class StepRecord:
         self.events = events
         self._tensors = tensors
         self._losses = losses
-        self._main_loss = main_loss
+        self.main_loss = main_loss
         self._scale = scale
         self._lrs = lrs
 
@@ -82,7 +83,7 @@ class StepRecord:
     @property
     def loss(self) -> float | None:
         """The main loss (``"loss"``, else the first); None where the loop gave none."""
-        return None if self._main_loss is None else read(self._losses[self._main_loss])
+        return None if self.main_loss is None else read(self._losses[self.main_loss])
 
     @cached_property
     def loss_scale(self) -> float | None:

@@ -53,6 +53,9 @@ class TrainingRun:
         self._report: Report | None = None
         self._in_step = False
 
+    def __repr__(self) -> str:
+        return f"TrainingRun({self.summary().splitlines()[0]})"
+
     @property
     def setup(self) -> TrainingSetup:
         """The observed setup, as the loop left it."""
@@ -105,9 +108,15 @@ class TrainingRun:
         """Host time in seconds that watching took, over all steps so far."""
         return self.facts.recorder.watch_s
 
-    def table(self, around: Sequence[int] | None = None) -> str:
-        """Return the steps as a table; a long run is folded around ``around``, its ends and its extremes."""
-        return render(self.records, around)
+    def table(self, around: Sequence[int] | None = None, *, width: int | None = None) -> str:
+        """Return the steps as a table; a long run is folded around ``around``, its ends and its extremes.
+
+        Args:
+            around: telling steps, shown with their neighbours.
+            width: columns of text at the most; the losses beside the main one, then the updates are left out to fit.
+                None: everything is shown.
+        """
+        return render(self.records, around, width)
 
     def summary(self) -> str:
         """Return the run in a few lines: steps, losses, updates, what data was taken for, what watching cost."""

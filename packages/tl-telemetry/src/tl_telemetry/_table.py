@@ -19,23 +19,38 @@ MAX_OPTIMIZER_COLUMNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its title, a step's cell, and the figure by which folded rows give a range (None: no range)."""
+    """One column: its title, a step's cell, and the figure by which folded rows give a range (None: no range).
+
+    ``spare`` columns may be left out where there is no room for them, those of 1 first; 0 stays.
+    """
 
     title: str
     cell: Callable[[StepRecord], str]
     value: Callable[[StepRecord], float | None] | None = None
+    spare: int = 0
 
 
-def render(records: Sequence[StepRecord], around: Collection[int] | None = None) -> str:
+def render(records: Sequence[StepRecord], around: Collection[int] | None = None, width: int | None = None) -> str:
     """Return the table as text.
 
     Args:
         records: the run's records.
         around: telling steps; a long run is folded around them, its ends and its extremes. None tells nothing.
+        width: columns of text at the most, where leaving out what is least needed can do it.
     """
     if not records:
         return "  (no step was recorded)"
     columns = [column for column in _columns(records) if any(column.cell(record) != "-" for record in records)]
+    text = _laid_out(columns, records, around)
+    for needless in ([c for c in columns if c.spare == 1], [c for c in columns if c.spare == 2]):
+        if width is None or max(map(len, text.splitlines())) <= width:
+            break
+        columns = [column for column in columns if column not in needless]
+        text = _laid_out(columns, records, around)
+    return text
+
+
+def _laid_out(columns: list[Column], records: Sequence[StepRecord], around: Collection[int] | None) -> str:
     rows = [[column.title for column in columns]]
     for block in _folded(records, around):
         if len(block) == 1:
@@ -52,7 +67,8 @@ def _columns(records: Sequence[StepRecord]) -> list[Column]:
     columns = [Column("step", lambda r: str(r.step))]
     losses = list(dict.fromkeys(name for record in records for name in record.losses))
     for name in losses:
-        columns.append(_figure(name, lambda r, name=name: r.losses.get(name)))  # type: ignore[misc]
+        further = any(record.losses and name != record.main_loss for record in records)
+        columns.append(_figure(name, lambda r, name=name: r.losses.get(name), spare=int(further)))  # type: ignore[misc]
     names = list(dict.fromkeys(name for record in records for name in record.optimizer_steps))
     groups = (
         [(name, [name]) for name in names] if len(names) <= MAX_OPTIMIZER_COLUMNS else [(f"all {len(names)}", names)]
@@ -82,23 +98,23 @@ def _optimizer_columns(suffix: str, names: list[str]) -> list[Column]:
         shown = [f"{lr:.4g}" for lr in rates]
         return ",".join(shown[:4]) + (",..." if len(shown) > 4 else "") if shown else "-"
 
-    def steps_cell(record: StepRecord) -> str:
-        return str(sum(record.optimizer_steps.get(name, 0) for name in names))
+    def num_steps(record: StepRecord) -> int:
+        return sum(record.optimizer_steps.get(name, 0) for name in names)
 
     return [
         Column(f"grad norm{suffix}", norm_cell, lambda r: over(r.grad_norm_before_clip)),
-        _figure(f"update{suffix}", lambda r: over(r.update_norm)),
+        _figure(f"update{suffix}", lambda r: over(r.update_norm), spare=2),
         Column(f"lr{suffix}", lr_cell, lambda r: max((lr for n in names for lr in r.lrs.get(n, ())), default=None)),
-        Column(f"opt steps{suffix}", steps_cell),
+        _figure(f"opt steps{suffix}", num_steps),
     ]
 
 
-def _figure(title: str, value: Callable[[StepRecord], float | None]) -> Column:
+def _figure(title: str, value: Callable[[StepRecord], float | None], spare: int = 0) -> Column:
     def cell(record: StepRecord) -> str:
         figure = value(record)
         return "-" if figure is None else _shown(figure)
 
-    return Column(title, cell, value)
+    return Column(title, cell, value, spare)
 
 
 def _shown(figure: float) -> str:
@@ -106,11 +122,8 @@ def _shown(figure: float) -> str:
 
 
 def _range(column: Column, block: Sequence[StepRecord]) -> str:
-    if column.value is None and column.title == "step":
+    if column.value is None:  # the step itself
         return f"{block[0].step}-{block[-1].step}"
-    if column.value is None:
-        cells = {column.cell(record) for record in block}
-        return cells.pop() if len(cells) == 1 else "..."
     figures = [figure for record in block if (figure := column.value(record)) is not None]
     if not figures:
         return "-"

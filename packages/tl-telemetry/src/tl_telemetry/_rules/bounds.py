@@ -23,8 +23,8 @@ from tl_telemetry._rules.finite import (
 )
 
 # Growth that counts as divergence: the last quarter's median against the first quarter's.
-NORM_GROWTH = 1e3
-LOSS_GROWTH = 1e2
+NORM_GROWTH = 1e2
+LOSS_GROWTH = 1e3
 RISING_SHARE = 0.7
 
 
@@ -165,7 +165,8 @@ def loss_not_decreasing(run: Evidence) -> Iterator[Finding]:
         rule="loss-not-decreasing",
         seen=f"the loss went from {number(first)} (mean of the first {several(quarter, 'step')}) to {number(last)} (of "
         f"the last {quarter}): {changed}, a decrease of at least {100 * wanted:g} % was expected",
-        cause="undecided: the loss alone does not say why; other findings of this run are likelier reasons",
+        cause="undecided: the loss alone does not say why; if the report has other findings, those are likelier "
+        "reasons",
         fix="run more steps, print run.table(), and check the learning rate, the data and the loss function",
         evidence={"first_quarter": first, "last_quarter": last, "decrease": decrease},
     )
