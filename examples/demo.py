@@ -30,7 +30,9 @@ def main() -> int:
     console.rule("[bold]the loop as it is", align="left")
     healthy = watch(digits_loop)
     console.rule("[bold]the same loop with one line changed", align="left")
-    console.print("some break what check() in digits_loop.py demands (rates, decay, a norm); most need no demand", style="dim")
+    console.print(
+        "some break what check() in digits_loop.py demands (rates, decay, a norm); most need no demand", style="dim"
+    )
     surprises = 0
     with progress_bar() as progress:
         for number, bug in enumerate(progress.track(one_line_bugs.BUGS, description="one-line bugs"), 1):
