@@ -49,6 +49,11 @@ class Portion:
         """Whether something came into the gradient since the last update that used it."""
         return not self.source or self.source[0] == BY_HAND or self.source[-1] > self.used
 
+    @property
+    def unused(self) -> tuple[int, ...]:
+        """The backward passes in the gradient that no earlier update of these parameters had used."""
+        return tuple(number for number in self.source if number > self.used)
+
 
 @dataclass(frozen=True, slots=True)
 class Clip:

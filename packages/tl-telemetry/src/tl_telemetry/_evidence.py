@@ -222,9 +222,15 @@ class Evidence:
         return tuple(self.tensors.names(sorted(set(indices))))
 
 
-def fresh_passes(event: OptimizerStep) -> set[int]:
-    """Return the backward passes in a step's gradients that no earlier update of these parameters had used."""
-    return {number for portion in event.portions for number in portion.source if number > portion.used}
+def fresh_passes(event: OptimizerStep | Clip) -> set[int]:
+    """Return the backward passes in its gradients that no earlier update of these parameters had used."""
+    return {number for portion in event.portions for number in portion.unused}
+
+
+def listed(names: list[str]) -> str:
+    """Return the first names, and how many more there are."""
+    shown = ", ".join(names[:6])
+    return shown + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def at(steps: Iterable[int]) -> str:

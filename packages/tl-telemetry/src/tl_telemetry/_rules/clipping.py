@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tl_core import Finding
 from tl_telemetry._events import BY_HAND, Backward, Clip, OptimizerStep
-from tl_telemetry._evidence import Evidence, at, number, several, telling
+from tl_telemetry._evidence import Evidence, at, fresh_passes, number, several, telling
 from tl_telemetry._record import StepRecord, total
 
 # From this share of clipped updates on, a clip is the rule rather than the exception.
@@ -105,7 +105,7 @@ def _clips_what_is_dropped(
     stepped: set[int] = set()
     optimizers: list[str] = []
     for record, clip in calls:
-        passes = {n for portion in clip.portions for n in portion.source if n > portion.used}
+        passes = fresh_passes(clip)
         graded = set(clip.graded)
         if not by_hand.isdisjoint(graded):
             return  # gradients that were edited or assigned after the clip: what became of these is not known

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tl_core import Finding
 from tl_telemetry._events import Backward
-from tl_telemetry._evidence import Evidence, at, several, telling
+from tl_telemetry._evidence import Evidence, at, fresh_passes, several, telling
 
 # Fewer discarded passes than this may be a guard that skips bad batches.
 FEWEST = 4
@@ -14,7 +14,7 @@ FEWEST = 4
 
 def discarded_gradient(run: Evidence) -> Iterator[Finding]:
     """See a loss whose gradients are cleared in step after step without an update, and used only now and then."""
-    used = {n for _, event in run.steps for portion in event.portions for n in portion.source if n > portion.used}
+    used = {number for _, event in run.steps for number in fresh_passes(event)}
     pending = run.facts.recorder.gradients.held_passes()
     updating = {record.step for record, _ in run.steps}
     sites: dict[str, list[tuple[int, Backward]]] = {}

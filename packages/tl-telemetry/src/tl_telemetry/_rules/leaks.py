@@ -173,7 +173,7 @@ def _lines(sites: set[str]) -> str:
 
 def _passes(run: Evidence, portion: Portion) -> list[Backward]:
     """Return the fresh backward passes in a portion's gradients, in order."""
-    return [run.backwards[n][1] for n in portion.source if n > portion.used and n in run.backwards]
+    return [run.backwards[n][1] for n in portion.unused if n in run.backwards]
 
 
 def _leftover(run: Evidence, event: OptimizerStep) -> dict[int, float]:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from tl_core import Finding
-from tl_telemetry._evidence import Evidence, at, several, telling
+from tl_telemetry._evidence import Evidence, at, listed, several, telling
 from tl_telemetry._forward import INPUT_TRAINS, RAN_IN_TRAINING
 from tl_telemetry._marks import WALKED_STEPS
 from tl_telemetry._tensors import other_modules, shown_name
@@ -47,7 +47,7 @@ def frozen_buffer_moved(run: Evidence) -> Iterator[Finding]:
     kinds = sorted(set(found.values()))
     yield Finding(
         rule="frozen-buffer-moved",
-        seen=f"{_listed(list(found))} changed during the run, although the {' and '.join(kinds)} modules that hold "
+        seen=f"{listed(list(found))} changed during the run, although the {' and '.join(kinds)} modules that hold "
         "them are frozen (no parameter there is trainable)",
         cause="they ran in training mode: requires_grad_(False) does not stop what a forward pass writes, "
         "such as running statistics",
@@ -193,8 +193,3 @@ def _shown(shape: tuple[int, ...]) -> str:
 def _size(text: str) -> str:
     """Return a shape as torch prints it (``torch.Size([16, 1])``) without its wrapping: ``(16, 1)``."""
     return _shown(tuple(map(int, re.findall(r"\d+", text))))
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:6])
-    return shown + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from tl_core import Finding
 from tl_telemetry._events import OptimizerStep
-from tl_telemetry._evidence import Evidence, at, enough, several, telling
+from tl_telemetry._evidence import Evidence, at, enough, fresh_passes, several, telling
 from tl_telemetry._record import StepRecord, applied, total
 from tl_telemetry._rules.gradients import without_gradient
 
@@ -142,7 +142,7 @@ def update_count(run: Evidence, expected: Mapping[str, int]) -> Iterator[Finding
 def _passes_an_update(run: Evidence, name: str, expected: int) -> str | None:
     """Say how many backward passes an update took and should have taken, where both are whole numbers."""
     steps = run.steps_by_optimizer.get(name, [])
-    taken = {len({n for p in event.portions for n in p.source if n > p.used}) for _, event in steps}
+    taken = {len(fresh_passes(event)) for _, event in steps}
     indices = run.facts.recorder.steppers.indices_of(run.setup.optimizers[name])
     used = sum(not indices.isdisjoint(event.filled) for _, event in run.backwards.values())
     if len(taken) != 1 or not expected or not used or used % expected:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from tl_core import Finding
 from tl_telemetry._events import BY_HAND, OptimizerStep
-from tl_telemetry._evidence import Evidence, at, number, several, telling
+from tl_telemetry._evidence import Evidence, at, listed, number, several, telling
 from tl_telemetry._record import read, total
 from tl_telemetry._rules.coverage import frozen_parameter
 from tl_telemetry._updates import COUNTS
@@ -311,7 +311,7 @@ def _asked_frozen(run: Evidence) -> Iterator[Finding]:
     fixes: list[str] = []
     if stepped:
         optimizers = sorted({optimizer for name in stepped for optimizer in movers[name]})
-        moves = f"{' and '.join(map(repr, optimizers))} moved {_listed(stepped)}"
+        moves = f"{' and '.join(map(repr, optimizers))} moved {listed(stepped)}"
         # `module.requires_grad = False`, which freezes nothing
         meant = [note for note in frozen_parameter(run) if note.evidence.get("attribute") is False]
         why = [note for note in meant if not set(stepped).isdisjoint(note.parameters)]
@@ -320,24 +320,19 @@ def _asked_frozen(run: Evidence) -> Iterator[Finding]:
         if not set(stepped) <= {name for note in why for name in note.parameters}:
             fixes.append("leave what must not move out of the optimizer, and freeze it (requires_grad_(False))")
     if others:
-        causes.append(f"something other than a step that was tracked changed {_listed(others)}: the loop itself")
+        causes.append(f"something other than a step that was tracked changed {listed(others)}: the loop itself")
         fixes.append("look for what writes to them, such as an average or a loaded checkpoint")
     if buffers:
-        causes.append(f"a forward pass (BatchNorm in training mode does), or the loop itself, wrote {_listed(buffers)}")
+        causes.append(f"a forward pass (BatchNorm in training mode does), or the loop itself, wrote {listed(buffers)}")
         fixes.append("put the frozen modules in eval mode (module.eval()) after each model.train()")
     yield Finding(
         rule="frozen-moved",
-        seen=f"{_listed(broken)} changed during the run although frozen={list(run.options.frozen)} asks for no change",
+        seen=f"{listed(broken)} changed during the run although frozen={list(run.options.frozen)} asks for no change",
         cause="; ".join(causes),
         fix="; ".join(fixes),
         parameters=tuple(broken),
         evidence={"changed": len(broken)},
     )
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:6])
-    return shown + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def _rates(event: OptimizerStep) -> list[float]:
