@@ -1,0 +1,275 @@
+"""The comparison of two states."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tl_core import TrainingSetup
+from tl_resume._diff import _names
+from tl_resume._diff._report import Difference, Entry, StateDiff, Unreadable
+from tl_resume._diff._sections import Label, Section, is_tensor, label
+from tl_resume._diff._sources import Source, open_source
+from tl_resume._diff._tensors import Comparer
+from tl_resume._diff._tree import Flat, Path, TensorLeaf, flatten
+from tl_resume._diff._values import compare_plain, shown
+
+State = Mapping[str, Any] | TrainingSetup | str | os.PathLike[str]
+
+
+def diff_states(a: State, b: State, *, rtol: float = 0.0, atol: float = 0.0) -> StateDiff:
+    """Compare two training states, wherever they are, and say what differs and where.
+
+    Nothing is unpickled. A tensor is in memory only while it is compared; equal files cost one pass over their bytes.
+    Values are compared, not bits: NaN equals NaN at the same place, and -0.0 equals 0.0. The bytes of files are read
+    even where they carry digests, which say nothing about what became of the bytes later. Optimizer state that goes by
+    index is named after the parameters where their order, number and shapes establish it.
+
+    Example:
+        >>> import torch
+        >>> from tl_resume import diff_states
+        >>> before = {"weight": torch.zeros(2, 2)}
+        >>> diff_states(before, {"weight": torch.eye(2)}).differences[0].num_different
+        2
+
+    Args:
+        a: A state that ``training_state`` captured, any other nested dict of tensors and plain values, a live
+            ``TrainingSetup``, or a path: of a ``.safetensors`` file of any origin, of a file of ``torch.save``, of the
+            index file of a sharded model, or of a folder such as a Hugging Face Trainer's checkpoint.
+        b: The other one, of the same kind or another.
+        rtol: Relative tolerance of floats, default 0.
+        atol: Absolute tolerance: elements differ beyond ``atol + rtol * abs(b)``, default 0.
+
+    Returns:
+        The differences. What only differs within the tolerance is counted, not listed. Files whose content the safe
+        reader refuses are listed, and compared byte for byte.
+
+    Raises:
+        TypeError: A side is none of these.
+        ValueError: A tolerance is negative or no number.
+        StateFileError: A file is damaged, or of a kind that cannot be read.
+        OSError: A file cannot be opened.
+    """
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise TypeError(f"{name} must be a number, got a {type(value).__name__}")
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} must be finite and at least 0, got {value!r}")
+    with ExitStack() as stack:
+        first = open_source(a, "a", stack)
+        second = open_source(b, "b", stack)
+        return _Run(Comparer(rtol, atol), rtol, atol).compare(first, second)
+
+
+@dataclass
+class _Run:
+    """One comparison under way: its parts gather here."""
+
+    comparer: Comparer
+    rtol: float
+    atol: float
+    differences: list[Difference] = field(default_factory=list)
+    only: tuple[list[Entry], list[Entry]] = field(default_factory=lambda: ([], []))
+    unreadable: list[Unreadable] = field(default_factory=list)
+    names: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(default_factory=dict)
+    num_tensors: int = 0
+    num_values: int = 0
+    num_within: int = 0
+
+    def compare(self, a: Source, b: Source) -> StateDiff:
+        self._refused(a, b)
+        notes = [*a.notes, *b.notes]
+        if "" not in a.refused and "" not in b.refused:
+            for x, y in _paired(_left(a, b), _left(b, a)):
+                self._section(*_named_alike(x and with_names(x, a), y and with_names(y, b)))
+        return StateDiff(
+            a.label,
+            b.label,
+            self.num_tensors,
+            self.num_values,
+            tuple(self.differences),
+            tuple(self.only[0]),
+            tuple(self.only[1]),
+            tuple(self.unreadable),
+            self.num_within,
+            self.rtol,
+            self.atol,
+            tuple(dict.fromkeys(notes)),
+            self.names,
+        )
+
+    def _refused(self, a: Source, b: Source) -> None:
+        """List what was not read; what both sides hold is compared by its bytes."""
+        for file in dict.fromkeys([*a.refused, *b.refused]):
+            x, y = a.raw.get(file), b.raw.get(file)
+            if x is None or y is None:
+                side, source, other = (0, a, b) if y is None else (1, b, a)
+                self.unreadable.append(Unreadable("ab"[side], file or source.label, source.refused[file]))
+                if file and all(_file(section) != file for section in other.sections):
+                    self.only[side].append(Entry(file, "", "a file that is not read"))
+                continue
+            same = x.shape == y.shape and not self.comparer.compare(x, y).num_different
+            name = file or (a.label if a.label == b.label else f"{a.label} and {b.label}")
+            reasons = dict.fromkeys([a.refused[file], b.refused[file]])
+            self.unreadable.append(Unreadable("both", name, " / ".join(reasons), same))
+            if not same:
+                self.differences.append(Difference(file, "", "bytes"))
+
+    def _section(self, a: Section | None, b: Section | None) -> None:
+        title, kind = _title(a, b), (a or b or Section("", "", {})).kind
+        flat_a, flat_b = (flatten(side.value) if side else Flat() for side in (a, b))
+        labels = {path: label(path, kind) for path in dict.fromkeys([*flat_a.leaves, *flat_b.leaves])}
+        self.names[title] = tuple(dict.fromkeys((named.prefix, named.parts) for named in labels.values()))
+        hidden: set[Path] = set()
+        for path in _clashes(flat_a, flat_b):
+            hidden.add(path)
+            named = label(path, kind)
+            texts = _described(flat_a, path), _described(flat_b, path)
+            self.differences.append(_difference(title, named, "type", *texts))
+        for path in flat_a.leaves:
+            if not _below(path, hidden):
+                if path in flat_b.leaves:
+                    self._leaf(title, labels[path], flat_a.leaves[path], flat_b.leaves[path])
+                elif path not in flat_b.containers:
+                    self.only[0].append(_entry(title, labels[path], _described(flat_a, path)))
+        for path in flat_b.leaves:
+            if path not in flat_a.leaves and path not in flat_a.containers and not _below(path, hidden):
+                self.only[1].append(_entry(title, labels[path], _described(flat_b, path)))
+        for side, (one, other) in enumerate(((flat_a, flat_b), (flat_b, flat_a))):
+            for path in one.empty:
+                if not (path in other.containers or path in other.leaves or _below(path, hidden)):
+                    self.only[side].append(_entry(title, label(path, kind), _described(one, path)))
+
+    def _leaf(self, title: str, named: Label, a: Any, b: Any) -> None:
+        if isinstance(a, TensorLeaf) and isinstance(b, TensorLeaf):
+            self.num_tensors += 1
+            self._tensors(title, named, a, b)
+            return
+        self.num_values += 1
+        if isinstance(a, TensorLeaf) or isinstance(b, TensorLeaf):
+            texts = (str(side) if isinstance(side, TensorLeaf) else shown(side) for side in (a, b))
+            self.differences.append(_difference(title, named, "type", *texts))
+            return
+        outcome = compare_plain(a, b, self.rtol, self.atol)
+        if outcome == "within":
+            self.num_within += 1
+        elif outcome == "value":
+            self.differences.append(_difference(title, named, "plain", a, b))
+        elif outcome == "type":
+            texts = (f"{type(side).__name__} {shown(side)}" for side in (a, b))
+            self.differences.append(_difference(title, named, "type", *texts))
+
+    def _tensors(self, title: str, named: Label, a: TensorLeaf, b: TensorLeaf) -> None:
+        if a.shape != b.shape:
+            self.differences.append(_difference(title, named, "shape", a.shape, b.shape))
+            return
+        figures = self.comparer.compare(a.data, b.data)
+        numbers = {name: value for name, value in asdict(figures).items() if name != "num_within"}
+        if a.label != b.label:
+            self.differences.append(_difference(title, named, "dtype", a.label, b.label, **numbers))
+        elif figures.num_different:
+            self.differences.append(_difference(title, named, "value", **numbers))
+        elif figures.num_within:
+            self.num_within += 1
+
+
+def _difference(title: str, named: Label, kind: str, a: Any = None, b: Any = None, **numbers: Any) -> Difference:
+    return Difference(title, named.text, kind, a, b, prefix=named.prefix, parts=named.parts, **numbers)
+
+
+def _entry(title: str, named: Label, what: str) -> Entry:
+    return Entry(title, named.text, what, named.prefix, named.parts)
+
+
+def _clashes(a: Flat, b: Flat) -> Iterator[Path]:
+    """Yield the places where the sides hold containers of different kinds, or a container and a leaf."""
+    for path, kind in a.containers.items():
+        if path in b.leaves or b.containers.get(path, kind) != kind:
+            yield path
+    yield from (path for path in b.containers if path in a.leaves)
+
+
+def _described(flat: Flat, path: Path) -> str:
+    if path not in flat.containers:
+        leaf = flat.leaves[path]
+        return str(leaf) if isinstance(leaf, TensorLeaf) else shown(leaf)
+    return f"empty {flat.containers[path]}" if path in flat.empty else flat.containers[path]
+
+
+def _below(path: Path, hidden: set[Path]) -> bool:
+    """Say whether a place is one of those, or below it: what is told there already is not told again."""
+    return bool(hidden) and any(path[:length] in hidden for length in range(len(path) + 1))
+
+
+def _left(source: Source, other: Source) -> list[Section]:
+    """Leave out the files of a folder whose counterpart is not read."""
+    refused = {file for file in other.refused if file not in source.refused}
+    return [section for section in source.sections if _file(section) not in refused]
+
+
+def _file(section: Section) -> str:
+    """Return the file of a folder that a section is from."""
+    return section.title.partition(": ")[0]
+
+
+def _paired(a: list[Section], b: list[Section]) -> Iterator[tuple[Section | None, Section | None]]:
+    """Bring together the sections of one title, then those that are the only ones left of their kind."""
+    pairs: dict[int, Section] = {}
+    rest = list(b)
+    for one in a:
+        same = [other for other in rest if other.title == one.title and (one.title or other.kind == one.kind)]
+        if same:
+            pairs[id(one)] = same[0]
+            rest.remove(same[0])
+    for one in a:
+        if id(one) not in pairs and one.kind:
+            alike = [other for other in rest if other.kind == one.kind]
+            alone = sum(x.kind == one.kind and id(x) not in pairs for x in a) == 1
+            if len(alike) == 1 and alone:
+                pairs[id(one)] = alike[0]
+                rest.remove(alike[0])
+    for one in a:
+        yield one, pairs.get(id(one))
+    for other in rest:
+        yield None, other
+
+
+def _title(a: Section | None, b: Section | None) -> str:
+    titles = dict.fromkeys(section.title for section in (a, b) if section is not None and section.title)
+    return " / ".join(titles)
+
+
+def _named_alike(a: Section | None, b: Section | None) -> tuple[Section | None, Section | None]:
+    """Name the parameters of an optimizer that are known by index after those of the other side."""
+    return _named_after(a, b), _named_after(b, a)
+
+
+def _named_after(section: Section | None, other: Section | None) -> Section | None:
+    if section is None or not _by_index(section):
+        return section
+    names = {}
+    if other is not None and _names.is_optimizer(other.value) and not _by_index(other):
+        names = _names.names_from_other(section.value, other.value)
+    return Section(section.title, section.kind, _names.renamed(section.value, names), section.ordered)
+
+
+def _by_index(section: Section) -> bool:
+    return _names.is_optimizer(section.value) and _names.is_by_index(section.value)
+
+
+def with_names(section: Section, source: Source) -> Section:
+    """Name an optimizer's parameters by what its own side tells; by index they stay where it tells nothing."""
+    if not _by_index(section):
+        return section
+    optimizer = section.value
+    names = _names.own_names(optimizer)
+    for model in source.sections:
+        if not names and model.kind == "model" and model.ordered:
+            tensors = {name: value for name, value in model.value.items() if is_tensor(value)}
+            names = _names.names_from_model(optimizer, tensors)
+    value = _names.renamed(optimizer, names) if names else optimizer
+    return Section(section.title, section.kind, value, section.ordered)
