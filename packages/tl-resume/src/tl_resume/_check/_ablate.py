@@ -1,0 +1,68 @@
+"""Establishes which of the pieces that differ after loading make the runs part, by running the resumed half again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tl_telemetry import Piece
+
+MAX_TRIALS = 10  # resumed halves, so that the whole check costs no more than 8 runs of the loop
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What was established.
+
+    Attributes:
+        complete: whether putting every differing piece back gives the uninterrupted run; else nothing is established.
+        pieces: the pieces whose omission makes the runs part: one, or the smallest set that was found.
+        enough: whether putting these alone back gives the uninterrupted run.
+        trials: how many resumed halves it took.
+    """
+
+    complete: bool
+    pieces: tuple[Piece, ...]
+    enough: bool
+    trials: int
+
+
+Parts = Callable[[frozenset[Piece]], bool]
+
+
+def establish(pieces: Sequence[Piece], parts: Parts) -> Cause:
+    """Find the pieces that make the runs part.
+
+    Args:
+        pieces: those that differ after loading.
+        parts: runs the resumed half with some pieces put back, and tells whether it still parts from the
+            uninterrupted run.
+
+    Returns:
+        The cause.
+    """
+    everything = frozenset(pieces)
+    known: dict[frozenset[Piece], bool] = {frozenset(): True}
+
+    def run(put: frozenset[Piece]) -> bool:
+        if put not in known:
+            known[put] = parts(put)
+        return known[put]
+
+    if not pieces or run(everything):
+        return Cause(False, (), False, len(known) - 1)
+
+    def needed(group: Sequence[Piece]) -> list[Piece]:
+        """Return the pieces of a group without which the runs part."""
+        if len(known) > MAX_TRIALS or not run(everything - frozenset(group)):
+            return []
+        if len(group) == 1:
+            return list(group)
+        half = len(group) // 2
+        found = needed(group[:half]) + needed(group[half:])
+        # neither half alone: each makes up for the other, so that only both together matter
+        return found or list(group)
+
+    found = needed(list(pieces))
+    enough = not run(frozenset(found)) if len(known) <= MAX_TRIALS else False
+    return Cause(True, tuple(found), enough, len(known) - 1)

@@ -1,0 +1,189 @@
+"""What the three runs showed, and what follows from it: the findings are functions of this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tl_core import Tolerance
+from tl_resume._check._ablate import Cause
+from tl_resume._check._loop import Loop, Run
+from tl_resume._check._position import Position, describe_position
+from tl_resume._check._runs import ResumedRun, SavingRun
+from tl_resume._check._uses import Uses
+from tl_telemetry import (
+    Divergence,
+    Piece,
+    StateDifference,
+    compare_captures,
+    first_divergence,
+    largest_gap,
+)
+
+_NOISE_MARGIN = 3.0  # two repetitions show a part of what a third one may do
+_UNREPEATABLE = 0.1  # relative: above this, a loop that differs from itself tells nothing about a resume
+
+
+@dataclass
+class Evidence:
+    """The runs, and the first conclusions.
+
+    Attributes:
+        loop: what was run.
+        resume_at: the step before which was saved.
+        full: the uninterrupted run.
+        save: the one that saves.
+        resumed: the resumed one.
+        tolerance: how far figures may lie apart.
+        cause: what ablation established; None where nothing had to be.
+        trials: the resumed halves of the ablation, by the pieces that were put back.
+        first_module: which module's output differs first, where nothing else explains that the runs part.
+    """
+
+    loop: Loop
+    resume_at: int
+    full: Run
+    save: SavingRun
+    resumed: ResumedRun
+    tolerance: Tolerance
+    cause: Cause | None = None
+    trials: dict[frozenset[Piece], Run] = field(default_factory=dict)
+    first_module: str = ""
+
+    @cached_property
+    def weight_names(self) -> list[str]:
+        """The names of all parameters and buffers of the model."""
+        return [str(path[0]) for piece, path, _ in self.save.saved.digests() if piece.kind == "weights"]
+
+    @cached_property
+    def weight_shapes(self) -> set[tuple[int, ...]]:
+        """The shapes of all parameters and buffers of the model."""
+        return self.save.saved.shapes(Piece("weights"))
+
+    @cached_property
+    def loop_uses(self) -> Uses:
+        """By which values the loop decides."""
+        return Uses([self.loop.step if self.loop.step is not None else self.loop.new_step()])
+
+    # -- the loop's own noise -----------------------------------------------------------------------------------
+
+    @cached_property
+    def noise(self) -> float:
+        """How far the loop differs from itself when it is repeated, relative."""
+        stop = self.resume_at if self.save.changed else None
+        return largest_gap(self.full.trace, self.save.run.trace, stop=stop)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a difference of the runs tells anything."""
+        return self.noise < _UNREPEATABLE
+
+    @property
+    def rtol(self) -> float:
+        """The relative tolerance, widened to the loop's own noise."""
+        return max(self.tolerance.rtol, _NOISE_MARGIN * self.noise)
+
+    # -- saving -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def saving_parts(self) -> Divergence | None:
+        """Where the run that saved parts from the one that did not."""
+        return self.parted(self.save.run)
+
+    # -- loading ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def differences(self) -> list[StateDifference]:
+        """What differs between the state when saved and right after loading.
+
+        Left out: what saving had changed to just the value that was loaded, since that is what it was saved as.
+        """
+        found = compare_captures(self.save.saved, self.resumed.loaded, rtol=self.tolerance.rtol)
+        changed = {(d.piece, d.path): d for d in self.save.changed}
+        return [d for d in found if not _is_as_changed(d, changed.get((d.piece, d.path)))]
+
+    @cached_property
+    def by_piece(self) -> dict[Piece, list[StateDifference]]:
+        """The differences by piece, those of generators that the loop did not draw from left out."""
+        grouped: dict[Piece, list[StateDifference]] = {}
+        for difference in self.differences:
+            if difference.piece.kind != "rng" or difference.piece in self.drawn_from:
+                grouped.setdefault(difference.piece, []).append(difference)
+        return grouped
+
+    @cached_property
+    def drawn_from(self) -> set[Piece]:
+        """The global generators that moved between saving and the end of the uninterrupted run."""
+        moved = compare_captures(self.save.saved, self.full.finished)
+        return {difference.piece for difference in moved if difference.piece.kind == "rng"}
+
+    @cached_property
+    def moved(self) -> set[tuple[Piece, tuple[object, ...]]]:
+        """The places that changed between the start of the run and saving."""
+        return {(d.piece, d.path) for d in compare_captures(self.save.run.start, self.save.saved)}
+
+    @cached_property
+    def unsteady(self) -> set[tuple[Piece, tuple[object, ...]]]:
+        """The places that differ between two repetitions of one run: timers, ids."""
+        if self.save.changed:
+            return set()
+        return {(d.piece, d.path) for d in compare_captures(self.full.finished, self.save.run.finished, rtol=self.rtol)}
+
+    # -- after resuming -----------------------------------------------------------------------------------------
+
+    def parted(self, run: Run) -> Divergence | None:
+        """Find where a run parts from the uninterrupted one: in its losses, its weights on the way or at the end."""
+        rtol, atol = self.rtol, self.tolerance.atol
+        found = first_divergence(self.full.trace, run.trace, rtol=rtol, atol=atol, start=self.resume_at)
+        if found is not None:
+            return found
+        for difference in compare_captures(self.full.finished, run.finished, rtol=rtol, atol=atol):
+            if difference.piece.kind == "weights" and difference.tensor is not None:
+                name = ".".join(map(str, difference.path))
+                a, b = difference.tensor.values
+                return Divergence(self.loop.steps - 1, name, False, float(a), float(b))
+        return None
+
+    @cached_property
+    def diverged(self) -> Divergence | None:
+        """Where the resumed run parts from the uninterrupted one."""
+        return self.parted(self.resumed.run) if self.repeatable else None
+
+    @cached_property
+    def still_different(self) -> set[tuple[Piece, tuple[object, ...]]]:
+        """The places that still differ from the uninterrupted run at the end.
+
+        Where the runs part, that is told from the resumed half that had the cause put back, since weights that went
+        another way take everything that follows them along.
+        """
+        run = self.trials.get(frozenset(self.cause.pieces)) if self.cause is not None and self.cause.enough else None
+        end = (run or self.resumed.run).finished
+        return {(d.piece, d.path) for d in compare_captures(self.full.finished, end, rtol=self.rtol)}
+
+    def remains(self, difference: StateDifference) -> bool:
+        """Tell whether a difference after loading is still one at the end."""
+        place = difference.piece, difference.path
+        length = len(difference.path)
+        return any(piece == place[0] and path[:length] == place[1] for piece, path in self.still_different)
+
+    def is_cause(self, piece: Piece) -> bool:
+        """Tell whether a piece was established as (a part of) what makes the runs part."""
+        return self.cause is not None and self.cause.complete and piece in self.cause.pieces
+
+    @cached_property
+    def position(self) -> Position:
+        """What became of the data's position, with everything that could be put back where that was tried."""
+        run = self.resumed.run
+        if self.cause is not None and not self.cause.complete:
+            run = self.trials.get(frozenset(self.by_piece), run)
+        assert self.full.ledger is not None and run.ledger is not None
+        return describe_position(self.full.ledger, run.ledger, self.resume_at)
+
+
+def _is_as_changed(loaded: StateDifference, changed: StateDifference | None) -> bool:
+    return changed is not None and _same(loaded.b, changed.b)
+
+
+def _same(a: object, b: object) -> bool:
+    digest = getattr(a, "digest", None)
+    return a == b if digest is None else digest == getattr(b, "digest", None)

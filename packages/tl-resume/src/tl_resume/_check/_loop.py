@@ -1,0 +1,183 @@
+"""The person's loop, as it is run again and again: from a fresh setup, with the same batches, in a clean process state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tl_core import Batches, TrainingSetup, build_setup, move_to_device, preserve_rng, seed_everything
+from tl_resume._check._ledger import Ledger
+from tl_resume._check._outside import Outside
+from tl_resume._check._store import Store
+from tl_telemetry import RunTrace, StateCapture, capture_state
+
+Step = Callable[[TrainingSetup, Any], Any]
+Save = Callable[[TrainingSetup, Path], Any]
+Load = Callable[[TrainingSetup, Path], Any]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What the person gave, validated.
+
+    Attributes:
+        make_setup: builds the setup.
+        step: the step; with ``make_step``, a new one is built for each run.
+        make_step: builds the step, or None.
+        save: writes a checkpoint.
+        load: restores one.
+        batches: one batch a step, drawn once, on the CPU where it can be.
+        steps: how many steps the uninterrupted run has.
+        device: where it runs.
+        seed: the seed of the uninterrupted run.
+        restores_step: whether ``load`` must tell the step to go on from.
+    """
+
+    make_setup: Callable[..., Any]
+    step: Step | None
+    make_step: Callable[[], Step] | None
+    save: Save
+    load: Load
+    batches: list[Any]
+    steps: int
+    device: str | torch.device
+    seed: int
+    restores_step: bool
+
+    def new_step(self) -> Step:
+        """Return the step of one run."""
+        if self.make_step is None:
+            assert self.step is not None
+            return self.step
+        with noted("raised in make_step()"):
+            made = self.make_step()
+        if not callable(made):
+            raise TypeError(f"make_step() must return a function step(setup, batch), got a {type(made).__name__}")
+        return made
+
+    def batch(self, index: int) -> Any:
+        """Return a copy of a step's batch, on the device."""
+        try:
+            copied = copy.deepcopy(self.batches[index])
+        except Exception:  # noqa: BLE001  a batch of the person's own class may refuse in any way
+            copied = self.batches[index]
+        return move_to_device(copied, self.device)
+
+
+@dataclass
+class Run:
+    """One run of the loop, or its resumed part.
+
+    Attributes:
+        trace: losses and norms of the weights, step by step.
+        ledger: the inputs of the models and the batches drawn, step by step.
+        order: of each optimizer, the names of its parameters.
+        start: digests of the fresh setup's state.
+        end: the state at the end.
+        uncopied: what could not be copied, by path, with its type.
+    """
+
+    trace: RunTrace
+    order: dict[str, list[list[str]]]
+    start: StateCapture
+    ledger: Ledger | None = None
+    end: StateCapture | None = None
+    uncopied: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> StateCapture:
+        """The state at the end of a run that came to its end."""
+        assert self.end is not None
+        return self.end
+
+
+class Session:
+    """What all runs of one check share.
+
+    Args:
+        loop: the loop.
+        store: keeps the tensors of captures.
+    """
+
+    def __init__(self, loop: Loop, store: Store) -> None:
+        self.loop = loop
+        self.store = store
+        self.outside = Outside([loop.new_step()] if loop.step is None else [loop.step], store)
+        self.cost = 0.0  # in whole runs of the loop
+
+    def capture(self, setup: TrainingSetup, outside: Outside) -> StateCapture:
+        """Capture the whole state, tensors kept."""
+        return capture_state(setup, outside=outside.values(), keep=self.store.keep)
+
+    @contextmanager
+    def fresh(self, seed: int) -> Iterator[tuple[TrainingSetup, Step, Outside, Run]]:
+        """Give a fresh setup and step in a world that is set back; the generators are put back afterwards."""
+        loop = self.loop
+        self.outside.reset()
+        with preserve_rng():
+            seed_everything(seed)
+            step = loop.new_step()
+            setup = build_setup(loop.make_setup, loop.device)
+            # a step that was made anew has its own object and closure cells
+            outside = self.outside if loop.make_step is None else Outside([step], self.store)
+            start = capture_state(setup, outside=outside.values(), keep=self.store.mark)
+            yield setup, step, outside, Run(RunTrace(), start.order, start)
+
+    def train(
+        self,
+        setup: TrainingSetup,
+        step: Step,
+        run: Run,
+        start: int,
+        stop: int,
+        *,
+        what: str,
+        on_step: Callable[[int], None] | None = None,
+    ) -> None:
+        """Run steps ``start`` to ``stop - 1``, recorded in ``run``.
+
+        Args:
+            setup: the setup.
+            step: the step.
+            run: where losses, norms, inputs and batches are recorded.
+            start: the first step.
+            stop: the step before which to stop.
+            what: the run's name, for notes on exceptions.
+            on_step: called before each step.
+        """
+        assert run.ledger is not None
+        for index in range(start, stop):
+            if on_step is not None:
+                on_step(index)
+            setup.step_index = index
+            batch = self.loop.batch(index)
+            run.ledger.begin_step(index)
+            with noted(f"raised in step {index} of the {what}"):
+                result = step(setup, batch)
+            run.trace.add(index, result, setup)
+        self.cost += (stop - start) / self.loop.steps
+
+
+@contextmanager
+def noted(text: str) -> Iterator[None]:
+    """Add a note to an exception of the person's code (Python 3.11 and later)."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "add_note"):
+            error.add_note(text)
+        raise
+
+
+def draw(data: Any, steps: int, seed: int) -> list[Any]:
+    """Draw one batch a step, seeded, on the CPU; every run gets copies of these."""
+    with preserve_rng():
+        seed_everything(seed)
+        source = Batches(data, steps, device="cpu")
+        return [source.batch(index) for index in range(steps)]

@@ -1,0 +1,86 @@
+"""What a step uses outside of the setup, which survives from run to run in one process: set back before each run."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from tl_resume._check._reach import Place, places
+from tl_resume._check._store import Store
+from tl_telemetry import StateCapture, StateDifference, capture_outside, put_back
+
+_WHOLE = object()
+
+
+class Outside:
+    """The globals, closure cells, defaults and own objects that functions use, by name.
+
+    Args:
+        functions: the functions of the loop.
+        store: keeps the tensors among them.
+    """
+
+    def __init__(self, functions: Iterable[Callable[..., Any]], store: Store) -> None:
+        self._store = store
+        self._places: dict[str, Place] = {}
+        for place in places(functions):
+            name, number = place.name, 2
+            while name in self._places:
+                name, number = f"{place.name} ({number})", number + 1
+            self._places[name] = place
+        self._initial = self.capture()
+        self._saved: set[tuple[str, Any]] = set()
+
+    def values(self) -> dict[str, Any]:
+        """Return what lies at each place now; a place without a value is left out."""
+        values = {}
+        for name, place in self._places.items():
+            try:
+                values[name] = place.get()
+            except LookupError:
+                continue
+        return values
+
+    def access(self) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
+        """Return how to get and set each place."""
+        return {name: (place.get, place.set) for name, place in self._places.items()}
+
+    def capture(self) -> StateCapture:
+        """Capture what lies at the places now."""
+        return capture_outside(self.values(), keep=self._store.keep)
+
+    def saved(self, differences: Iterable[StateDifference]) -> None:
+        """Remember what ``save`` wrote into these places: a checkpoint in memory, which outlives the process's end.
+
+        Args:
+            differences: what differs between a capture before and one after saving.
+        """
+        for difference in differences:
+            if difference.piece.kind == "outside":
+                self._saved.add((difference.piece.name, difference.path[0] if difference.path else _WHOLE))
+
+    def reset(self) -> None:
+        """Set every place back to what it held when this was made, as a new process would find it."""
+        detached = list(self._detach())
+        skipped = {name for name, key in self._saved if key is _WHOLE}
+        there = self.values()
+        for name, place in self._places.items():
+            if name in there and not any(piece.name == name for piece in self._initial.pieces) and name not in skipped:
+                place.delete()
+        pieces = [piece for piece in self._initial.pieces if piece.name not in skipped]
+        put_back(self._initial, None, pieces, outside=self.access())
+        for attach in detached:
+            attach()
+
+    def _detach(self) -> Iterable[Callable[[], None]]:
+        """Take what ``save`` wrote out of its containers, so that setting those back does not reach it."""
+        values = self.values()
+        for name, key in self._saved:
+            holder = values.get(name)
+            if isinstance(holder, dict) and key in holder:
+                yield partial(operator.setitem, holder, key, holder.pop(key))
+            elif isinstance(key, str) and key in getattr(holder, "__dict__", {}):
+                yield partial(object.__setattr__, holder, key, vars(holder)[key])
+                object.__delattr__(holder, key)

@@ -1,0 +1,36 @@
+"""The rules of the resume check: functions of the evidence, which give findings or notes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tl_core import Finding
+from tl_resume._check._evidence import Evidence
+from tl_resume._check._rule_ids import RESUME_FINDINGS
+from tl_resume._check._rules import data, hidden, pieces, saving, steps, undecided
+
+Rule = Callable[[Evidence], Iterator[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    saving.changes_training,
+    pieces.order_varies,
+    pieces.not_restored,
+    data.generators,
+    data.position,
+    hidden.attributes,
+    hidden.outside,
+    steps.not_restored,
+)
+
+
+def findings(evidence: Evidence) -> list[Finding]:
+    """Return what is wrong: established causes first, then the order of the rule ids."""
+    rank = {rule: index for index, rule in enumerate(RESUME_FINDINGS)}
+    found = [finding for rule in RULES for finding in rule(evidence)]
+    found.sort(key=lambda f: (not f.evidence.get("is_cause", False), rank[f.rule]))
+    return found or list(undecided.diverges(evidence))
+
+
+def notes(evidence: Evidence) -> list[Finding]:
+    """Return what is worth knowing."""
+    return [*undecided.noise(evidence), *hidden.unsaved(evidence), *undecided.uncopied(evidence)]

@@ -1,0 +1,98 @@
+"""Random numbers and the position in the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tl_core import Finding
+from tl_resume._check._evidence import Evidence
+from tl_resume._check._words import one, parting, place, title
+from tl_telemetry import Piece, StateDifference
+
+_GET_STATE = {
+    "python": "random.getstate() and random.setstate()",
+    "numpy": "numpy.random.get_state() and numpy.random.set_state()",
+    "torch": "torch.get_rng_state() and torch.set_rng_state()",
+}
+
+
+def generators(evidence: Evidence) -> Iterator[Finding]:
+    """A generator that the loop draws from was not restored, and the runs part because of it."""
+    for piece, differences in evidence.by_piece.items():
+        if not evidence.is_cause(piece):
+            continue
+        if piece.kind == "rng":
+            how = _GET_STATE.get(piece.name, "torch.cuda.get_rng_state_all() and torch.cuda.set_rng_state_all()")
+            yield _finding(
+                evidence,
+                "rng-not-restored",
+                f"{title(piece)} is in another state after loading than when saved, and the loop draws from it",
+                "its random numbers (dropout, augmentation, shuffling) are other ones after resuming",
+                f"save and restore it with {how}, or use save_training_state()",
+                piece,
+            )
+            continue
+        if piece.kind in ("attribute", "outside") and all(d.kind == "generator" for d in differences):
+            names = ", ".join(place(d) for d in differences)
+            yield _finding(
+                evidence,
+                "generator-not-restored",
+                f"the random generator {names} is in another state after loading than when saved, "
+                "and the loop draws from it",
+                "a generator of the loop's own is in no state_dict(): its state must be saved by hand",
+                "save generator.get_state() and restore it with generator.set_state() in load()"
+                if all("torch" in d.shown_a for d in differences)
+                else "save the generator's state and set it again in load()",
+                piece,
+            )
+
+
+def position(evidence: Evidence) -> Iterator[Finding]:
+    """The resumed run trains on other batches than the uninterrupted one."""
+    moved = [d for ds in evidence.by_piece.values() for d in ds if d.kind == "iterator" or _is_loader(d)]
+    caused = [d for d in moved if evidence.is_cause(d.piece)]
+    where = evidence.position
+    if caused:
+        names = ", ".join(dict.fromkeys(place(d) for d in caused))
+        seen = f"the position of {names} was not restored ({one(caused[0])})"
+        if where.kind not in ("same", "unseen"):
+            seen += f": {where.seen}"
+        yield _finding(evidence, "data-position-not-restored", seen, _CAUSE, _FIX, caused[0].piece)
+    elif evidence.diverged is not None and _established(evidence):
+        first = where.first_step
+        if where.kind in ("restarted", "behind", "ahead") and first is not None and first <= evidence.diverged.step:
+            yield Finding(
+                "data-position-not-restored",
+                f"{where.seen}; {parting(evidence.diverged)}",
+                _CAUSE,
+                _FIX,
+                steps=(first,),
+                evidence={"is_cause": True},
+            )
+
+
+_CAUSE = "the data start at another place after resuming than where the run had stopped"
+_FIX = (
+    "save how many batches were drawn (or the sampler's or the loader's own state: torchdata's StatefulDataLoader has "
+    "one) and go on from there in load()"
+)
+
+
+def _established(evidence: Evidence) -> bool:
+    """Tell whether the contents of batches decide: nothing else differs, or putting it all back did not help."""
+    return evidence.cause is None or not evidence.cause.complete
+
+
+def _is_loader(difference: StateDifference) -> bool:
+    return difference.piece.kind in ("attribute", "outside", "state") and "DataLoader" in difference.type_name
+
+
+def _finding(evidence: Evidence, rule: str, seen: str, cause: str, fix: str, piece: Piece) -> Finding:
+    found = evidence.diverged
+    assert found is not None
+    if evidence.cause is not None and evidence.cause.enough:
+        back = "with it put back" if len(evidence.cause.pieces) == 1 else "with everything of these findings put back"
+        seen += f"; {parting(found)}; {back} after loading, the resumed run is the uninterrupted one"
+    else:
+        seen += f"; {parting(found)}; without it they part, with every difference put back they do not"
+    return Finding(rule, seen, cause, fix, steps=(found.step,), evidence={"is_cause": True, "piece": title(piece)})

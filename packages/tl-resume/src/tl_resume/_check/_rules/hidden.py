@@ -1,0 +1,115 @@
+"""State that no state_dict() carries: plain attributes of the setup, and what lies outside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tl_core import Finding
+from tl_resume._check._evidence import Evidence
+from tl_resume._check._words import parting, place, title, values
+from tl_telemetry import Piece, StateDifference
+
+
+def attributes(evidence: Evidence) -> Iterator[Finding]:
+    """A plain attribute that training changes was not restored: it makes the runs part, or the loop decides by it."""
+    for piece, differences in evidence.by_piece.items():
+        if piece.kind not in ("attribute", "module attributes"):
+            continue
+        if evidence.is_cause(piece):
+            if not all(d.kind in ("generator", "iterator") for d in differences) and not _stateful(differences):
+                yield _finding(evidence, piece, "attribute-not-restored", differences)
+        elif deciding := [d for d in _lost(evidence, differences) if _decides(evidence, d)]:
+            yield _undecided(evidence, piece, deciding)
+
+
+def outside(evidence: Evidence) -> Iterator[Finding]:
+    """Something outside of the setup (a global, a closure cell, the step's own object) makes the runs part."""
+    for piece, differences in evidence.by_piece.items():
+        if piece.kind == "outside" and evidence.is_cause(piece):
+            if not all(d.kind in ("generator", "iterator") for d in differences):
+                yield _finding(evidence, piece, "outside-state-not-restored", differences)
+
+
+def unsaved(evidence: Evidence) -> Iterator[Finding]:
+    """An attribute changed during training and is not restored, without effect on anything that was seen."""
+    for piece, differences in evidence.by_piece.items():
+        if piece.kind not in ("attribute", "module attributes", "outside") or evidence.is_cause(piece):
+            continue
+        lost = _lost(evidence, differences)
+        silent = [d for d in lost if piece.kind == "outside" or not _decides(evidence, d)]
+        if silent:
+            yield Finding(
+                "unsaved-attribute",
+                f"not restored, and without effect in this run: {values(silent)}",
+                "a history, a cache or a counter that only the loop's output shows; it starts anew after a resume",
+                "save it if it should go on",
+                evidence={"piece": title(piece)},
+            )
+
+
+def _lost(evidence: Evidence, differences: list[StateDifference]) -> list[StateDifference]:
+    """Return what training had changed, and what is still different at the end."""
+    return [
+        d
+        for d in differences
+        if d.kind not in ("generator", "iterator")
+        and any(p == d.piece and path[: len(d.path)] == d.path for p, path in evidence.moved)
+        and evidence.remains(d)
+        and (d.piece, d.path) not in evidence.unsteady
+    ]
+
+
+def _decides(evidence: Evidence, difference: StateDifference) -> bool:
+    if difference.kind == "tensor":
+        return _is_average(evidence, difference)
+    return evidence.loop_uses.decides(difference)
+
+
+def _is_average(evidence: Evidence, difference: StateDifference) -> bool:
+    """Tell whether a tensor has the shape of a weight: an average, a momentum, a target network's."""
+    shape = getattr(difference.a, "shape", ())
+    return len(shape) > 0 and shape in evidence.weight_shapes
+
+
+def _stateful(differences: list[StateDifference]) -> bool:
+    return all("DataLoader" in d.type_name for d in differences)
+
+
+def _finding(evidence: Evidence, piece: Piece, rule: str, differences: list[StateDifference]) -> Finding:
+    found = evidence.diverged
+    assert found is not None and evidence.cause is not None
+    others = len(evidence.cause.pieces) > 1
+    if evidence.cause.enough:
+        back = "with everything of these findings put back" if others else "with it put back"
+        effect = f"{parting(found)}; {back} after loading, the resumed run is the uninterrupted one"
+    else:
+        effect = f"{parting(found)}; without it they part, with every difference put back they do not"
+    where = "the setup" if rule == "attribute-not-restored" else "a place outside of the setup"
+    return Finding(
+        rule,
+        f"{values(differences)}; {effect}",
+        f"training changes it, and the checkpoint does not carry it: it lies in {where}, which no state_dict() covers",
+        _fix(piece, differences),
+        steps=(found.step,),
+        evidence={"is_cause": True, "piece": title(piece)},
+    )
+
+
+def _undecided(evidence: Evidence, piece: Piece, differences: list[StateDifference]) -> Finding:
+    sites = [site for d in differences if (site := evidence.loop_uses.site(d))]
+    uses = f"; the loop decides by it ({', '.join(dict.fromkeys(sites))})" if sites else ""
+    return Finding(
+        "attribute-not-restored",
+        f"{values(differences)}; still so at the end of the run{uses}",
+        "training changes it, and the checkpoint does not carry it; there was no effect on the losses yet",
+        _fix(piece, differences),
+        steps=(evidence.resume_at,),
+        evidence={"is_cause": False, "piece": title(piece)},
+    )
+
+
+def _fix(piece: Piece, differences: list[StateDifference]) -> str:
+    name = place(differences[0])
+    if piece.kind == "outside":
+        return f"save {name} in the checkpoint and set it in load(), or move it into the setup"
+    return f"save {name} in the checkpoint and set it again in load()"

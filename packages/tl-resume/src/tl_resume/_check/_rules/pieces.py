@@ -1,0 +1,208 @@
+"""What the checkpoint must carry: weights, optimizers, schedulers, the scaler, setup.state, gradients, modes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tl_core import Finding
+from tl_resume._check._evidence import Evidence
+from tl_resume._check._origin import Origin, origin
+from tl_resume._check._words import listed, parting, tensor_names, title, values
+from tl_telemetry import Piece, StateDifference
+
+_RULE = {
+    "weights": "model-not-restored",
+    "module attributes": "model-not-restored",
+    "optimizer state": "optimizer-state-not-restored",
+    "optimizer attributes": "optimizer-state-not-restored",
+    "param groups": "param-groups-not-restored",
+    "scheduler": "scheduler-not-restored",
+    "scaler": "scaler-not-restored",
+    "state": "state-not-restored",
+    "gradients": "gradients-not-restored",
+    "modes": "modes-not-restored",
+}
+_CONSEQUENCE = {
+    "optimizer state": "momentum, Adam's moments and step counts restart",
+    "param groups": "learning rate, weight decay and what else a loop changes on the way restart",
+    "scheduler": "the schedule restarts",
+    "scaler": "the loss scale and its growth counter restart",
+    "state": "it restarts from what make_setup() gives it",
+    "gradients": "the micro-batches that were accumulated so far are lost to the next update",
+    "modes": "dropout and batch norm act otherwise",
+}
+_FIX = {
+    "weights": "save model.state_dict() and load it with model.load_state_dict(), strict",
+    "module attributes": "save these attributes, or make buffers of them, which state_dict() carries",
+    "optimizer state": "save optimizer.state_dict() and load it with optimizer.load_state_dict() once the optimizer is built",
+    "optimizer attributes": "carry these attributes in the optimizer's state_dict()",
+    "param groups": "load the whole optimizer.state_dict(), its param_groups included, and change nothing after it",
+    "scheduler": "save scheduler.state_dict() and load it with scheduler.load_state_dict() after the optimizer's",
+    "scaler": "save scaler.state_dict() and load it with scaler.load_state_dict()",
+    "state": "save its state_dict() (or its content) and restore it in load()",
+    "gradients": "save only after an update, or save the .grad of the parameters too (save_training_state does)",
+    "modes": "save and restore module.training of each module, or call model.train() at the end of load()",
+}
+
+
+def order_varies(evidence: Evidence) -> Iterator[Finding]:
+    """``make_setup`` gives an optimizer its parameters in another order from call to call, and load() goes by position."""
+    saved = evidence.save.run.order
+    for other in [evidence.full.order, *evidence.resumed.orders]:
+        for name, groups in saved.items():
+            if other.get(name, groups) != groups and Piece("optimizer state", name) in evidence.by_piece:
+                first = [n for group in groups for n in group]
+                second = [n for group in other[name] for n in group]
+                at = next((i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), 0)
+                yield Finding(
+                    "parameter-order-varies",
+                    f"make_setup() gives optimizer {name!r} its parameters in another order from call to call: "
+                    f"place {at} holds {_at(first, at)} in the run that saves and {_at(second, at)} in another setup; "
+                    f"after loading, {_differing(evidence, Piece('optimizer state', name))}",
+                    "optimizer.load_state_dict() goes by position, so that each parameter gets the state of another one; "
+                    "a set (or anything that is ordered by id or hash) makes such an order",
+                    "build the parameter list in a fixed order: model.parameters(), or sorted by name",
+                    evidence={"is_cause": True, "optimizer": name},
+                )
+                return
+
+
+def _at(names: Sequence[str], place: int) -> str:
+    return names[place] if place < len(names) else "nothing"
+
+
+def not_restored(evidence: Evidence) -> Iterator[Finding]:
+    """A piece of the training state is another one after loading, and stays so or makes the runs part."""
+    reordered = {f.evidence["optimizer"] for f in order_varies(evidence)}
+    for piece, differences in evidence.by_piece.items():
+        rule = _RULE.get(piece.kind)
+        cause = evidence.is_cause(piece)
+        if rule is None or (piece.kind == "optimizer state" and piece.name in reordered):
+            continue
+        if not cause:
+            if piece.kind in ("gradients", "module attributes"):
+                continue
+            differences = [d for d in differences if evidence.remains(d) and not _is_unsteady(evidence, d)]
+        if differences:
+            yield _finding(evidence, piece, rule, differences, cause)
+
+
+def _is_unsteady(evidence: Evidence, difference: StateDifference) -> bool:
+    return (difference.piece, difference.path) in evidence.unsteady
+
+
+def _finding(
+    evidence: Evidence, piece: Piece, rule: str, differences: list[StateDifference], is_cause: bool
+) -> Finding:
+    come = origin(differences, evidence.save.saved, evidence.resumed.run.start, evidence.full.finished)
+    seen = _differing(evidence, piece)
+    cause, fix = _generic_cause(evidence, piece, come), _FIX[piece.kind]
+    restores = [r for r in evidence.resumed.restored if piece in r.pieces]
+    if any(piece in r.right for r in restores):
+        rule = "restored-then-overwritten"
+        cause = (
+            f"{title(piece)} was as saved when its load_state_dict() returned, and load() changed it after that; "
+            "building a scheduler writes lr and initial_lr of its optimizer, and loading one thing may overwrite another"
+        )
+        fix = "build everything first, then restore: model, optimizer, scheduler, in this order, and change nothing after it"
+    elif come is not None and come.kind == "rounded":
+        rule = "loaded-in-lower-precision"
+        cause = (
+            f"the loaded values are the saved ones rounded to {come.dtype}: the checkpoint was written in {come.dtype}"
+        )
+        fix = "save the training state in the precision that it has; write a smaller copy for inference beside it"
+    elif come is not None and come.kind == "end":
+        rule = "checkpoint-by-reference"
+        cause = (
+            "the loaded values are those of the end of the run that saved: the checkpoint refers to the live tensors, "
+            "which training went on to change (state_dict() does not copy)"
+        )
+        fix = (
+            "write the file before save() returns, or copy: copy.deepcopy(model.state_dict()), tensor.detach().clone()"
+        )
+    elif come is not None and come.kind == "elsewhere" and come.source is not None:
+        rule, cause, fix = _from_elsewhere(piece, rule, come)
+    elif restores and any(r.missing or r.unexpected for r in restores):
+        cause, fix = _not_strict(restores[-1].missing, restores[-1].unexpected)
+    return Finding(
+        rule,
+        f"{seen}{_effect(evidence, piece, is_cause)}",
+        cause,
+        fix,
+        steps=(evidence.diverged.step,) if evidence.diverged is not None else (evidence.resume_at,),
+        parameters=tuple(dict.fromkeys(str(d.path[0]) for d in differences if piece.kind == "weights")),
+        evidence={"is_cause": is_cause, "piece": title(piece)},
+    )
+
+
+def _differing(evidence: Evidence, piece: Piece) -> str:
+    """Say how a piece differs."""
+    differences = evidence.by_piece[piece]
+    if piece.kind == "weights":
+        names = tensor_names(differences, evidence.weight_names)
+        return f"{names} differ{'s' if len(differences) == 1 else ''} after loading ({values(differences[:1])})"
+    if piece.kind == "optimizer state":
+        lost = [d for d in differences if len(d.path) == 1 and d.b is None]
+        if lost:
+            names = tensor_names(lost, [n for group in evidence.save.run.order.get(piece.name, []) for n in group])
+            return f"optimizer {piece.name!r} has no state for {names} after loading, and had it when saved"
+        return f"{title(piece)} differs after loading: {values(differences)}"
+    if piece.kind == "gradients":
+        lost = [d for d in differences if d.b is None]
+        names = tensor_names(lost or differences, evidence.weight_names)
+        return f"the gradients of {names}, accumulated before step {evidence.resume_at}, are not there after loading"
+    return f"{title(piece)} differs after loading: {values(differences)}"
+
+
+def _effect(evidence: Evidence, piece: Piece, is_cause: bool) -> str:
+    found = evidence.diverged
+    if found is None:
+        return "; the losses agree so far" if evidence.repeatable else ""
+    if not is_cause or evidence.cause is None:
+        return ""
+    others = [p for p in evidence.cause.pieces if p != piece]
+    with_it = f"with {listed([piece, *others])} put back" if others else "with it put back"
+    if evidence.cause.enough:
+        return f"; {parting(found)}; {with_it} after loading, the resumed run is the uninterrupted one"
+    return f"; {parting(found)}; without it they part, with every difference put back they do not"
+
+
+def _generic_cause(evidence: Evidence, piece: Piece, come: Origin | None) -> str:
+    consequence = _CONSEQUENCE.get(piece.kind)
+    tail = f": {consequence}" if consequence else ""
+    if come is not None and come.kind == "fresh":
+        return f"load() left it as make_setup() had built it{tail}"
+    restored = any(piece in r.pieces for r in evidence.resumed.restored)
+    if piece.kind in ("optimizer state", "param groups", "scheduler", "scaler", "state") and not restored:
+        return f"it is not in the checkpoint, or load() does not restore it{tail}"
+    return f"load() gave it another value than it had when saved{tail}"
+
+
+def _from_elsewhere(piece: Piece, rule: str, come: Origin) -> tuple[str, str, str]:
+    assert come.source is not None
+    if come.source == piece:
+        shown = "; ".join(f"{at} got that of {source}" for at, source in come.moves[:3])
+        return (
+            "optimizer-state-misplaced" if piece.kind == "optimizer state" else rule,
+            f"the state went to the wrong parameter: {shown}",
+            "restore it in the order in which it was saved: optimizers go by the position of their parameters",
+        )
+    if piece.kind == "weights":
+        return (
+            "average-loaded-as-weights",
+            f"the loaded weights are the ones that {title(come.source)} held when saved",
+            "save the model's own weights beside the average, and load each into its own place",
+        )
+    return rule, f"the loaded values are the ones that {title(come.source)} held when saved", _FIX[piece.kind]
+
+
+def _not_strict(missing: Sequence[str], unexpected: Sequence[str]) -> tuple[str, str]:
+    parts = [
+        f"{len(keys)} key{'s' if len(keys) != 1 else ''} {word} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})"
+        for word, keys in (("missing", missing), ("unexpected", unexpected))
+        if keys
+    ]
+    return (
+        f"load_state_dict(strict=False) passed over what does not fit: {' and '.join(parts)}",
+        "load with strict=True, and mend the names: a wrapper (DataParallel, torch.compile) puts a prefix before them",
+    )

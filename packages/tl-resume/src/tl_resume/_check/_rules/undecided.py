@@ -1,0 +1,71 @@
+"""What could not be decided, and what is said about the check itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tl_core import Finding
+from tl_resume._check._evidence import Evidence
+from tl_resume._check._words import listed, parting
+from tl_telemetry import Piece
+
+
+def diverges(evidence: Evidence) -> Iterator[Finding]:
+    """The runs part, and nothing that was compared explains it."""
+    found = evidence.diverged
+    if found is None or evidence.saving_parts is not None:
+        return
+    differing = [p for p in evidence.by_piece if p.kind != "gradients"]
+    if differing:
+        seen = f"{listed(differing)} differ after loading, but put back they do not give the uninterrupted run"
+    else:
+        seen = f"right after loading, everything that was compared is as saved: {_compared(evidence)}"
+    if evidence.first_module:
+        seen += f"; {evidence.first_module}"
+    open_ = ["state that could not be looked into"]
+    if evidence.save.saved.uncopied:
+        open_ = [f"{path} (a {kind})" for path, kind in evidence.save.saved.uncopied.items()]
+    yield Finding(
+        "resume-diverges",
+        f"{parting(found)}; {seen}",
+        f"not established; left open: {', '.join(open_)}, files that the loop reads, nondeterministic operations",
+        "look at what the step reads that neither the setup nor the step's own code shows",
+        steps=(found.step,),
+    )
+
+
+def _compared(evidence: Evidence) -> str:
+    names = [
+        piece for piece in evidence.save.saved.pieces if piece.kind not in ("rng", "gradients", "outside", "modes")
+    ]
+    return listed([*names, Piece("modes")]) + ", and the generators that the loop draws from"
+
+
+def noise(evidence: Evidence) -> Iterator[Finding]:
+    """The loop differs from itself when it is repeated."""
+    if evidence.noise == 0:
+        return
+    tail = (
+        f"differences count above {evidence.rtol:.2g} (relative) instead of {evidence.tolerance.rtol:.2g}"
+        if evidence.repeatable
+        else "so the resumed run cannot be judged by comparing it; the state after loading was judged"
+    )
+    yield Finding(
+        "not-repeatable" if evidence.repeatable else "not-judged",
+        f"two runs from the same seed differ by {evidence.noise:.2g} (relative) without any resume: {tail}",
+        "something in the loop is not seeded (os.urandom, the time, an unseeded generator) or not deterministic",
+        "seed it, or use torch.use_deterministic_algorithms(True) for the check",
+    )
+
+
+def uncopied(evidence: Evidence) -> Iterator[Finding]:
+    """Something could not be copied, so that its position could not be compared or put back."""
+    found = evidence.save.saved.uncopied
+    if found:
+        shown = ", ".join(f"{path} (a {kind})" for path, kind in found.items())
+        yield Finding(
+            "not-copied",
+            f"could not be copied, so that it was compared by the batches it gave only: {shown}",
+            "generators and iterators of a DataLoader have no state that can be read",
+            "",
+        )

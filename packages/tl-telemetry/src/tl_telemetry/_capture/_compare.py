@@ -1,0 +1,268 @@
+"""The comparison of two captures: what differs, where, by how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tl_telemetry._capture._nodes import (
+    Alias,
+    Container,
+    Cursor,
+    Generator,
+    Node,
+    Opaque,
+    Plain,
+    Stateful,
+    TensorNode,
+)
+from tl_telemetry._capture._setup_state import Piece, StateCapture
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """How two tensors of one shape differ.
+
+    Attributes:
+        num_different: how many elements lie apart by more than the tolerance.
+        num_elements: of how many.
+        largest: the largest absolute difference (NaN where one side is not finite and the other is).
+        index: where that is.
+        values: the two values there.
+    """
+
+    num_different: int
+    num_elements: int
+    largest: float
+    index: tuple[int, ...]
+    values: tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class StateDifference:
+    """One place at which two captures differ.
+
+    Attributes:
+        piece: the piece that the place belongs to.
+        path: the place below the piece: ``("enc.weight",)``, ``("head.bias", "exp_avg")``, ``(0, "lr")``.
+        a: what the first capture has there; None for nothing.
+        b: what the second has there; None for nothing.
+        tensor: how two tensors of one shape differ; None for anything else.
+    """
+
+    piece: Piece
+    path: tuple[Any, ...]
+    a: Node | None
+    b: Node | None
+    tensor: TensorDifference | None = None
+
+    @property
+    def kind(self) -> str:
+        """What lies there: ``"tensor"``, ``"generator"``, ``"iterator"``, ``"number"``, ``"value"`` or ``"structure"``."""
+        node = self.a if self.a is not None else self.b
+        if isinstance(node, TensorNode):
+            return "tensor"
+        if isinstance(node, Generator):
+            return "generator"
+        if isinstance(node, Cursor):
+            return "iterator"
+        if isinstance(node, Plain):
+            return "number" if isinstance(node.value, (int, float)) else "value"
+        return "structure"
+
+    @property
+    def type_name(self) -> str:
+        """The name of the type of what lies there; empty for plain values."""
+        node = self.a if self.a is not None else self.b
+        if isinstance(node, (Container, Stateful)):
+            return node.type.__name__
+        return node.kind if isinstance(node, (Generator, Cursor)) else ""
+
+    @property
+    def shown_a(self) -> str:
+        """The first capture's value, in a few words."""
+        return shown(self.a)
+
+    @property
+    def shown_b(self) -> str:
+        """The second capture's value, in a few words."""
+        return shown(self.b)
+
+    @property
+    def plain_a(self) -> Any:
+        """The first capture's value, where it is a plain one; else None."""
+        return self.a.value if isinstance(self.a, Plain) else None
+
+    @property
+    def plain_b(self) -> Any:
+        """The second capture's value, where it is a plain one; else None."""
+        return self.b.value if isinstance(self.b, Plain) else None
+
+    def tensor_a(self) -> Tensor | None:
+        """Return the first capture's tensor, where it was kept; else None."""
+        return self.a.content() if isinstance(self.a, TensorNode) and self.a.load is not None else None
+
+    def tensor_b(self) -> Tensor | None:
+        """Return the second capture's tensor, where it was kept; else None."""
+        return self.b.content() if isinstance(self.b, TensorNode) and self.b.load is not None else None
+
+
+def shown(node: Node | None) -> str:
+    """Say in a few words what lies at a place."""
+    if node is None:
+        return "nothing"
+    if isinstance(node, Plain):
+        text = f"{node.value:.6g}" if isinstance(node.value, float) else repr(node.value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+    if isinstance(node, TensorNode):
+        if node.shape == () and node.load is not None:
+            value = node.content().item()
+            return f"{value:.6g}" if isinstance(value, float) else repr(value)
+        return f"a {str(node.dtype).removeprefix('torch.')} tensor of shape {node.shape}"
+    if isinstance(node, Container):
+        whole = node.items.get(None)
+        count = len(whole.value) if isinstance(whole, Plain) else len(node.items)
+        noun = node.type.__name__ if node.kind != "by parameter" else "dict"
+        return noun if node.kind in ("object", "module") else f"a {noun} of {count} item{'' if count == 1 else 's'}"
+    if isinstance(node, Generator):
+        return f"a {node.kind} in another state"
+    if isinstance(node, Cursor):
+        return f"a {node.kind}" + ("" if node.position is None else f" at {node.position}")
+    if isinstance(node, Alias):
+        return node.path
+    return type(node.value if isinstance(node, Opaque) else node).__name__
+
+
+def compare_captures(
+    a: StateCapture, b: StateCapture, *, rtol: float = 0.0, atol: float = 0.0
+) -> list[StateDifference]:
+    """Compare two captures, piece by piece. NaN equals NaN at the same place.
+
+    Args:
+        a: the first capture.
+        b: the second capture.
+        rtol: how far floating-point values may lie apart, relative to the largest magnitude of the tensor (or to the
+            number itself); integers and everything else must be equal.
+        atol: how far they may lie apart in absolute terms.
+
+    Returns:
+        The differences, in the order of ``a``'s pieces.
+    """
+    found = []
+    comparison = _Comparison(a, b, rtol, atol)
+    for piece in dict.fromkeys([*a.pieces, *b.pieces]):
+        for path, left, right, tensor in comparison.differences(a.pieces.get(piece), b.pieces.get(piece)):
+            found.append(StateDifference(piece, path, left, right, tensor))
+    return found
+
+
+_Found = tuple[tuple[Any, ...], "Node | None", "Node | None", "TensorDifference | None"]
+
+
+class _Comparison:
+    def __init__(self, a: StateCapture, b: StateCapture, rtol: float, atol: float) -> None:
+        self._a, self._b = a, b
+        self._rtol, self._atol = rtol, atol
+        self._open: set[tuple[int, int]] = set()
+
+    def differences(self, a: Node | None, b: Node | None) -> Iterator[_Found]:
+        if isinstance(a, Alias) and isinstance(b, Alias) and a.path == b.path:
+            return
+        a = None if a is None else self._a.resolve(a)
+        b = None if b is None else self._b.resolve(b)
+        pair = id(a), id(b)
+        if pair in self._open:  # two structures that contain themselves
+            return
+        self._open.add(pair)
+        yield from self._differences(a, b)
+        self._open.discard(pair)
+
+    def _differences(self, a: Node | None, b: Node | None) -> Iterator[_Found]:
+        if isinstance(a, Container) and isinstance(b, Container) and a.kind == b.kind:
+            if None in a.items or None in b.items:  # long sequences of plain values
+                if self._sequence(a) != self._sequence(b):
+                    yield (), a, b, None
+                return
+            for key in dict.fromkeys([*a.items, *b.items]):
+                for path, left, right, tensor in self.differences(a.items.get(key), b.items.get(key)):
+                    yield (key, *path), left, right, tensor
+        elif isinstance(a, Stateful) and isinstance(b, Stateful):
+            yield from self.differences(a.state, b.state)
+        elif isinstance(a, TensorNode) and isinstance(b, TensorNode):
+            yield from self._tensors(a, b)
+        elif not self._same(a, b):
+            yield (), a, b, None
+
+    def _tensors(self, a: TensorNode, b: TensorNode) -> Iterator[_Found]:
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            yield (), a, b, None
+        elif a.digest is not None and a.digest == b.digest:
+            return
+        elif a.load is None or b.load is None:  # a digest tells that they differ, not how
+            yield (), a, b, None
+        elif (tensor := compare_tensors(a.content(), b.content(), self._rtol, self._atol)) is not None:
+            yield (), a, b, tensor
+
+    def _same(self, a: Node | None, b: Node | None) -> bool:
+        if isinstance(a, Plain) and isinstance(b, Plain):
+            return same_plain(a.value, b.value, self._rtol, self._atol)
+        if isinstance(a, Generator) and isinstance(b, Generator):
+            if isinstance(a.state, Tensor) and isinstance(b.state, Tensor):
+                return bool(torch.equal(a.state, b.state))
+            return a.kind == b.kind and bool(a.state == b.state)
+        if isinstance(a, Cursor) and isinstance(b, Cursor):
+            return a.kind == b.kind and bool(a.position == b.position)
+        if isinstance(a, Opaque) and isinstance(b, Opaque):
+            return type(a.value) is type(b.value)
+        return a is None and b is None
+
+    @staticmethod
+    def _sequence(node: Container) -> tuple[Any, ...]:
+        whole = node.items.get(None)
+        if isinstance(whole, Plain):
+            return tuple(whole.value)
+        return tuple(item.value if isinstance(item, Plain) else item for item in node.items.values())
+
+
+def same_plain(a: Any, b: Any, rtol: float = 0.0, atol: float = 0.0) -> bool:
+    """Tell whether two immutable values are equal; floats within a tolerance, NaN equal to NaN."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        if a == b or (a != a and b != b):
+            return True
+        either = isinstance(a, float) or isinstance(b, float)
+        return either and math.isfinite(a) and math.isfinite(b) and abs(a - b) <= atol + rtol * max(abs(a), abs(b))
+    return type(a) is type(b) and bool(a == b)
+
+
+def compare_tensors(a: Tensor, b: Tensor, rtol: float = 0.0, atol: float = 0.0) -> TensorDifference | None:
+    """Compare two CPU tensors of one shape and dtype; None when they are equal within the tolerance."""
+    if a.numel() == 0 or torch.equal(a, b):
+        return None
+    if a.is_complex():
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
+    exact = not a.is_floating_point()
+    wide = torch.float64 if not exact else a.dtype
+    left, right = a.to(wide).flatten(), b.to(wide).flatten()
+    if exact:
+        apart = left != right
+        distance = (left.to(torch.float64) - right.to(torch.float64)).abs()
+    else:
+        same = (left == right) | (left.isnan() & right.isnan())
+        distance = torch.where(same, torch.zeros((), dtype=wide), (left - right).abs())
+        finite = torch.cat([left[left.isfinite()].abs(), right[right.isfinite()].abs()])
+        bound = atol + rtol * (float(finite.max()) if finite.numel() else 0.0)
+        apart = ~same & ~(distance <= bound)
+    count = int(apart.sum())
+    if not count:
+        return None
+    ranked = torch.where(apart, distance, torch.full((), -1.0, dtype=torch.float64))
+    at = int(torch.nan_to_num(ranked, nan=math.inf).argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), a.shape))
+    return TensorDifference(count, a.numel(), float(distance[at]), index, (left[at].item(), right[at].item()))
