@@ -1,7 +1,46 @@
-"""Save, load and compare training state, and prove that a resumed run is the same run."""
+"""Save, load and compare training state, and prove that a resumed run is the same run.
 
-from tl_resume._files import load_training_state, save_training_state
-from tl_resume._format import StateFileError
-from tl_resume._state import training_state
+Names are looked up when they are asked for: the command line answers ``--help`` without importing torch.
+"""
 
-__all__ = ["StateFileError", "load_training_state", "save_training_state", "training_state"]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tl_resume._diff import StateDiff, diff_states
+    from tl_resume._files import load_training_state, save_training_state
+    from tl_resume._format import StateFileError
+    from tl_resume._state import training_state
+
+__all__ = [
+    "StateDiff",
+    "StateFileError",
+    "diff_states",
+    "load_training_state",
+    "save_training_state",
+    "training_state",
+]
+
+# The module of each public name; a new one is added here, above and in __all__.
+_HOMES = {
+    "StateDiff": "tl_resume._diff",
+    "StateFileError": "tl_resume._format",
+    "diff_states": "tl_resume._diff",
+    "load_training_state": "tl_resume._files",
+    "save_training_state": "tl_resume._files",
+    "training_state": "tl_resume._state",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        value: object = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value  # looked up once
+        return value
+    raise AttributeError(f"module 'tl_resume' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

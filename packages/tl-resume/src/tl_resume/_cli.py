@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,9 @@ TROUBLE = 2
 INTERRUPTED = 130
 
 _FILES = """\
-A FILE is a state file of tl-resume, any other .safetensors file, a file of torch.save (read with weights_only=True:
-nothing is ever unpickled), the index file of a sharded model, or a folder such as a checkpoint of the Hugging Face
+A FILE is a state file of tl-resume, any other .safetensors file, a file of
+torch.save (read with weights_only=True: nothing is ever unpickled), the index
+file of a sharded model, or a folder such as a checkpoint of the Hugging Face
 Trainer. Files may be larger than memory."""
 _CODES = "Exit status: 0 same (or intact), 1 different (or damaged), 2 trouble."
 _STYLES = {
@@ -81,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"{_FILES}\n\n{_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('tl-resume')}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, help_text: str) -> argparse.ArgumentParser:
@@ -96,11 +97,11 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     show = command("show", "show what is in a file or folder")
-    show.add_argument("file", metavar="FILE", type=Path)
+    show.add_argument("file", metavar="FILE", type=Path, help="the file or folder")
     show.add_argument("--all", action="store_true", help="every tensor and value, none grouped or left out")
     diff = command("diff", "compare two files or folders")
-    diff.add_argument("a", metavar="A", type=Path)
-    diff.add_argument("b", metavar="B", type=Path)
+    diff.add_argument("a", metavar="A", type=Path, help="the first file or folder")
+    diff.add_argument("b", metavar="B", type=Path, help="the second one, of the same kind or another")
     diff.add_argument("--rtol", metavar="R", type=_tolerance, default=0.0, help="relative tolerance, default 0")
     diff.add_argument(
         "--atol",
@@ -111,8 +112,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     diff.add_argument("--all", action="store_true", help="every tensor and value, none grouped or left out")
     verify = command("verify", "check a state file against the digests that it carries")
-    verify.add_argument("file", metavar="FILE", type=Path)
+    verify.add_argument("file", metavar="FILE", type=Path, help="the state file")
     return parser
+
+
+def _version() -> str:
+    try:
+        return version("tl-resume")
+    except PackageNotFoundError:  # run from its sources
+        return "(not installed)"
 
 
 def _tolerance(text: str) -> float:
@@ -157,6 +165,9 @@ def _show(options: argparse.Namespace) -> int:
     from tl_resume._diff import _summary
 
     summary = _summary.summarise(options.file)
+    if summary.refused and not summary.parts:
+        file, reason = next(iter(summary.refused.items()))
+        raise _TroubleError(f"{options.file / file}: {reason}")
     if options.json:
         _write_json(summary.as_dict())
     else:

@@ -46,8 +46,8 @@ class Difference:
     Attributes:
         section: The part of the state: ``"model"``, ``"optimizer 'optimizer'"``, a file of a folder; may be empty.
         name: Its name in the section: ``"encoder.weight"``, ``"exp_avg of encoder.weight"``, ``"last_epoch"``.
-        kind: ``"value"`` (elements of a tensor), ``"dtype"``, ``"shape"``, ``"plain"`` (a plain value), ``"type"`` (of a
-            plain value or container) or ``"bytes"`` (of a file whose content is not read).
+        kind: ``"value"`` (elements of a tensor), ``"dtype"``, ``"shape"``, ``"plain"`` (a plain value), ``"type"``
+            (of a plain value or container) or ``"bytes"`` (of a file whose content is not read).
         a: The dtype, shape or plain value of the first state; None for the kinds ``"value"`` and ``"bytes"``.
         b: That of the second.
         num_elements: Elements of the tensor; 0 for what is no tensor, or of another shape.

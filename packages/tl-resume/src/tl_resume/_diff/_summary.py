@@ -126,6 +126,8 @@ def summarise(path: Path) -> Summary:
 def tensor_rows(part: Part, *, everything: bool) -> list[TensorRow]:
     """Arrange the tensors of a section: one by one where they are few, else by module.
 
+    An optimizer's are one row for each kind of state.
+
     Args:
         part: The section.
         everything: One by one, however many.
@@ -133,7 +135,8 @@ def tensor_rows(part: Part, *, everything: bool) -> list[TensorRow]:
     if everything or len(part.tensors) <= MAX_ROWS:
         return [_row([(named, leaf)], named.text or "content") for named, leaf in part.tensors]
     chosen = _by_module(part, 0)
-    deepest = max(len(named.parts) for named, _ in part.tensors)
+    slots = any(named.prefix for named, _ in part.tensors)
+    deepest = 0 if slots else max(len(named.parts) for named, _ in part.tensors)
     for depth in range(1, deepest):
         finer = _by_module(part, depth)
         if len(finer) > MAX_ROWS:

@@ -44,8 +44,8 @@ def verdict(diff: StateDiff) -> str:
         unread = f", {counted(files, 'file')} byte for byte" if files else ""
         return f"same: {counted(diff.num_tensors, 'tensor')}, {counted(diff.num_values, 'plain value')}{unread}"
     if not (diff.differences or diff.only_in_a or diff.only_in_b):
-        unread = sum(not (item.same_bytes or item.side == "both") for item in diff.unreadable)
-        return f"could not be judged: {counted(unread, 'file')} could not be read"
+        open_files = sum(not (item.same_bytes or item.side == "both") for item in diff.unreadable)
+        return f"could not be judged: {counted(open_files, 'file')} could not be read"
     parts = []
     num_tensors = sum(item.kind in _TENSOR_KINDS for item in diff.differences)
     num_files = sum(item.kind == "bytes" for item in diff.differences)
@@ -56,7 +56,9 @@ def verdict(diff: StateDiff) -> str:
         parts.append(counted(num_values, "plain value"))
     if num_files:
         parts.append(counted(num_files, "file"))
-    parts += [f"{len(only):,} only in {side}" for side, only in (("a", diff.only_in_a), ("b", diff.only_in_b)) if only]
+    for side, entries in (("a", diff.only_in_a), ("b", diff.only_in_b)):
+        if entries:
+            parts.append(f"{len(entries):,} only in {side}")
     return f"different: {', '.join(parts)}"
 
 
@@ -140,7 +142,8 @@ def _details(name: str, members: Sequence[Difference]) -> list[str]:
     measured = [item for item in members if item.max_abs is not None]
     if measured:
         item = max(measured, key=lambda member: member.max_abs or 0.0)
-        assert item.values is not None and item.index is not None
+        assert item.values is not None
+        assert item.index is not None
         left, right = number_pair(*item.values)
         where = f"[{', '.join(map(str, item.index))}]" if item.index else ""
         lines.append(f"{'' if item.name == name and where else item.name}{where}: {left} -> {right}".removeprefix(": "))

@@ -1,4 +1,4 @@
-"""Files of torch.save, read without unpickling: weights_only=True, and mapped so that nothing is read before its use."""
+"""Files of torch.save, read without unpickling: weights_only=True, and mapped, so that a tensor is read when used."""
 
 from __future__ import annotations
 
