@@ -39,7 +39,7 @@ def listen(listener: Listener) -> None:
 def unlisten(listener: Listener) -> None:
     """Tell a listener of nothing more; the last one puts the classes back as they were."""
     with _lock:
-        _listeners[:] = [entry for entry in _listeners if entry[0] is not listener]
+        _listeners[:] = [entry for entry in _listeners if entry[0] != listener]
         while not _listeners and _patched:
             cls, name, original, ours = _patched.pop()
             if vars(cls)[name] is ours:

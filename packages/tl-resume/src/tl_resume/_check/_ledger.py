@@ -58,13 +58,12 @@ class Ledger:
         self._thread = 0
         self._running: list[nn.Module] = []
         self._hooked: dict[int, tuple[nn.Module, Callable[[], None]]] = {}
-        self._listener = self._draw
 
     def __enter__(self) -> Ledger:
         self._thread = threading.get_ident()
         try:
             self._hook_modules()
-            listen(self._listener)
+            listen(self._draw)
         except BaseException:
             self._unhook(list(self._hooked))
             raise
@@ -73,7 +72,7 @@ class Ledger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        unlisten(self._listener)
+        unlisten(self._draw)
         self._unhook(list(self._hooked))
         self._running.clear()
 
