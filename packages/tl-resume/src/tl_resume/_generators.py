@@ -38,7 +38,7 @@ def check_global_states(states: Any) -> list[str]:
     """List what keeps the states of a file from being set here; accelerators that are not here have no say."""
     if not isinstance(states, dict):
         return ["rng is no dict"]
-    wrong = [f"rng of python {problem}" for problem in _try(random.Random(), states.get("python"))]  # noqa: S311
+    wrong = [f"rng of python {problem}" for problem in _try(random.Random(), states.get("python"))]
     wrong += [f"rng of torch {problem}" for problem in _try(torch.Generator(), states.get("torch"))]
     if "numpy" in states:
         import numpy

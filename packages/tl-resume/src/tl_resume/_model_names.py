@@ -75,7 +75,7 @@ def trained_tensors(setup: TrainingSetup) -> dict[str, Tensor]:
 
 
 def stray_tensors(setup: TrainingSetup) -> dict[str, Tensor]:
-    """Name the tensors that an optimizer trains and that nothing else of the setup holds: their values are state too."""
+    """Name the tensors that an optimizer trains and that nothing else of the setup holds; their values are state."""
     owned = _owned_tensors(setup)
     seen = {id(tensor) for tensor in owned.values()}
     strays: dict[str, Tensor] = {}

@@ -47,10 +47,10 @@ def training_state(setup: TrainingSetup) -> dict[str, Any]:
     Returns:
         A dict with the keys
 
-        - ``model``: its ``state_dict()`` under the names of the model's author (those of an uncompiled, unwrapped model),
+        - ``model``: its ``state_dict()`` under the names of the model's author, as uncompiled and unwrapped,
         - ``optimizers``: by name, ``state_dict()`` with parameters by name: ``encoder.weight`` of the model,
-          ``state.criterion.weight`` of ``setup.state``, ``setup.head.weight`` of an attribute, else ``optimizer#3``, its
-          position; of an optimizer whose ``state_dict()`` has another layout, that as it is,
+          ``state.criterion.weight`` of ``setup.state``, ``setup.head.weight`` of an attribute, else its position,
+          ``optimizer#3``; of an optimizer whose ``state_dict()`` has another layout, that as it is,
         - ``schedulers``, ``scaler``: their ``state_dict()`` by name; None without a scaler,
         - ``state``: the entries of ``setup.state``: ``state_dict()``, else plain data as it is,
         - ``attributes``: attributes set on the setup that are plain data or have ``state_dict()`` and
@@ -59,8 +59,9 @@ def training_state(setup: TrainingSetup) -> dict[str, Any]:
         - ``generators``: the states of random number generators that the setup holds, by place,
         - ``rng``: the states of the global ones: python, numpy (where imported), torch, initialised accelerators,
         - ``modes``: whether each module is in training mode,
-        - ``gradients``: every ``.grad`` there is, as a cycle of accumulation needs them in its middle. A loop that zeroes
-          at the start of a step leaves them behind: saving after ``optimizer.zero_grad()`` makes the file smaller,
+        - ``gradients``: every ``.grad`` there is, as a cycle of accumulation needs them in its middle. A loop that
+          zeroes at the start of a step leaves them behind: saving after ``optimizer.zero_grad()`` makes the file
+          smaller,
         - ``classes``: the class names of optimizers, schedulers and other objects with a state,
         - ``step_index``.
 

@@ -41,19 +41,33 @@ class Decoder:
         self._made: dict[TensorEntry | int, Any] = {}
         self.used: set[str] = {view.name for view in parsed.views}
 
-    def state(self) -> Any:
-        """Build the whole state.
+    def state(self, *keys: Any) -> Any:
+        """Build the state, or what lies under the keys of its nested dicts.
 
         Raises:
+            KeyError: There is no such key.
             StateFileError: The tree is not as the format demands.
         """
+        node = self._parsed.tree
+        for key in keys:
+            node = self._child(node, key)
         try:
-            return self._decode(self._parsed.tree, 0)
+            return self._decode(node, 0)
         except StateFileError:
             raise
         except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, RuntimeError) as error:
             text = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             raise StateFileError(f"{self._path} is damaged: its state cannot be rebuilt ({text})") from error
+
+    def _child(self, node: Any, key: Any) -> Any:
+        if isinstance(node, dict) and key in node and not (len(node) == 1 and str(key).startswith("$")):
+            return node[key]
+        for tag in ("$dict", "$ordered_dict"):
+            pairs = node.get(tag, []) if isinstance(node, dict) and len(node) == 1 else []
+            for encoded, child in pairs:
+                if self._decode(encoded, 0) == key:
+                    return child
+        raise KeyError(key)
 
     def _fail(self, what: str) -> StateFileError:
         return StateFileError(f"{self._path} is damaged: {what}")

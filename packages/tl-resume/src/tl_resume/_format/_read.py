@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tl_resume._format._chunks import CHUNK_BYTES, memory_of
 from tl_resume._format._decode import Decoder, numpy_dtype
-from tl_resume._format._entry import TensorEntry
+from tl_resume._format._entry import TensorEntry, contiguous_strides, span
 from tl_resume._format._errors import StateFileError
 from tl_resume._format._header import MAX_HEADER_BYTES, new_digest, parse_header
 from tl_resume._format._storage import view_of
@@ -101,16 +102,32 @@ class StateFile:
         Raises:
             StateFileError: A digest does not match.
         """
+        return self.part(device=lambda entry: device, verify=verify)
+
+    def part(
+        self, *keys: Any, device: Callable[[TensorEntry], str | torch.device] = lambda entry: "cpu", verify: bool = True
+    ) -> Any:
+        """Read what lies under the keys of nested dicts, as ``state()[key][key]`` would be.
+
+        Args:
+            keys: The keys, from the outermost dict.
+            device: Gives the device for each tensor.
+            verify: Check the digests.
+
+        Raises:
+            KeyError: There is no such key.
+            StateFileError: A digest does not match.
+        """
         bases: dict[str, Any] = {}
 
         def resolve(entry: TensorEntry) -> Any:
             if entry.kind != "tensor":
                 return self.read(entry, verify=verify)
             if entry.name not in bases:
-                bases[entry.name] = self.read(entry.name, device=device, verify=verify)
+                bases[entry.name] = self.read(entry.name, device=device(entry), verify=verify)
             return bases[entry.name] if entry.whole else _view(bases[entry.name], entry)
 
-        return Decoder(self._parsed, self.path, resolve, sparse=True).state()
+        return Decoder(self._parsed, self.path, resolve, sparse=True).state(*keys)
 
     def read(self, which: str | TensorEntry, *, device: str | torch.device = "cpu", verify: bool = True) -> Any:
         """Read one tensor.
@@ -160,9 +177,32 @@ class StateFile:
         if row_major is not target:
             target.copy_(row_major)
 
-    def damaged(self) -> list[str]:
-        """Name the stored tensors whose digest does not match, reading all of them with constant memory."""
-        return [name for name, entry in self.tensors.items() if self._digest(entry, None) != entry.digest]
+    def copy_into(self, entry: TensorEntry, tensor: Tensor) -> None:
+        """Copy an entry of the skeleton into a tensor of its dtype and shape, on any device; no digest is checked."""
+        base = self.tensors[entry.name]
+        if entry.whole:
+            self.read_into(entry.name, tensor, verify=False)
+        elif base.strides == contiguous_strides(base.shape):
+            # only the bytes of the view: a model whose parameters lie in one buffer has many views of it
+            length = span(entry.shape, entry.strides)
+            memory = torch.empty(length, dtype=entry.dtype)
+            self._fill(self._begin(base) + entry.offset, memory_of(memory))
+            tensor.detach().copy_(memory.as_strided(entry.shape, entry.strides))
+        else:
+            tensor.detach().copy_(self.read(entry, verify=False))
+
+    def damaged(self, advance: Callable[[int], None] = lambda nbytes: None) -> list[str]:
+        """Name the stored tensors whose digest does not match, reading all of them with constant memory.
+
+        Args:
+            advance: Called with the bytes of each tensor that has been read.
+        """
+        names = []
+        for name, entry in self.tensors.items():
+            if self._digest(entry, None) != entry.digest:
+                names.append(name)
+            advance(entry.nbytes)
+        return names
 
     def _stream(self, entry: TensorEntry, verify: bool, into: memoryview) -> None:
         if not verify:
