@@ -1,0 +1,235 @@
+"""What a death in the middle of a save did to the checkpoint, and why."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from tl_core import Finding
+from tl_resume._crash._points import Point
+from tl_resume._crash._tree import Tree, changed, read_tree
+from tl_resume._crash._watch import Act
+
+LOST, FULL, MIXED, POINTER = (
+    "checkpoint-lost-in-crash",
+    "checkpoint-lost-on-full-disk",
+    "checkpoint-mixed",
+    "pointer-before-data",
+)
+_MAX_POINTER_BYTES = 4096
+_WRITE_ASIDE = (
+    "write to a temporary file beside it, flush and os.fsync it, os.replace it over {name} and os.fsync the folder; "
+    "or let save_training_state(setup, path) do all that"
+)
+_VERBS = {"remove": "removes", "rename": "renames", "truncate": "truncates", "link": "links", "symlink": "links"}
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Describe one point after which ``load`` gave neither the old nor the new state.
+
+    Args:
+        point: The point.
+        at: The point in words, after "killed" (``"after 0 of 1,203 bytes of checkpoint"``).
+        fault: What ``load`` did, in words.
+        mixed: It gave parts of both states.
+        cause: Why; what it was seen by is in the folder at that moment.
+        fix: What to change.
+        pointer: A pointer named what was not complete.
+        said: What ``save`` said, where it lived on.
+    """
+
+    point: Point
+    fault: str
+    mixed: bool
+    cause: str
+    fix: str
+    pointer: bool
+    said: str = ""
+
+
+def explain(work: str, before: Tree, complete: Tree, acts: list[Act], point: Point) -> tuple[str, str, bool]:
+    """Say why the checkpoint is lost, from what is in the folder after the death.
+
+    Args:
+        work: The folder.
+        before: Its tree before the save.
+        complete: Its tree after an undisturbed save.
+        acts: What an undisturbed save does.
+        point: Where the save died.
+
+    Returns:
+        The cause and the fix in words, and whether it is a pointer that came before its data.
+    """
+    now = read_tree(work)
+    pointed = _early_pointer(work, before, now, complete)
+    if pointed is not None:
+        pointer, target = pointed
+        cause = f"save() lets {pointer} name {target} before {target} is complete"
+        fix = (
+            f"write and os.fsync everything below {target} first, and replace {pointer} as the last thing, "
+            "with os.replace"
+        )
+        return cause, fix, True
+    emptied = [name for name in changed(before, now) if name in before and now[name].inode == before[name].inode]
+    written = "" if point.written is None else point.written.name
+    incomplete = [
+        name for name in emptied if name == written or now[name].size_bytes != complete.get(name, now[name]).size_bytes
+    ]
+    # the act that a limit begins with is done when the limit is reached; with a full disk, save() goes on
+    done = acts if point.kind == "full-disk" else acts[: point.index + (point.kind != "act")]
+    removed = [name for name in before if name not in now]
+    if incomplete:
+        name = incomplete[0]
+        cause = f"save() opens {name} for writing in place, which empties it before the new data are complete"
+        return cause, _WRITE_ASIDE.format(name=name), False
+    for name in removed:
+        act = _act_on(done, name)
+        if act is not None:
+            what = f"{_VERBS[act[0]]} {act[1]}" + (f" to {act[2]}" if act[0] == "rename" else "")
+            cause = f"save() {what} before the new checkpoint is complete and in its place"
+            fix = (
+                f"write the new checkpoint beside it and os.fsync it first, then os.replace it over {act[1]} "
+                "(a folder: give each save a folder of its own and let a small file name the newest)"
+            )
+            return cause, fix, False
+    short = [
+        name
+        for name in changed(before, now)
+        if name in complete and name in before and now[name].size_bytes < complete[name].size_bytes
+    ]
+    if short:
+        name = short[0]
+        cause = (
+            f"save() went on after its write had failed, and put {now[name].size_bytes:,} of "
+            f"{complete[name].size_bytes:,} bytes in the place of {name}"
+        )
+        return cause, "let the error pass, and replace the old checkpoint only when all is written and synced", False
+    fresh = changed(before, now)
+    kept = [name for name in now if name not in fresh]
+    replaced = [name for name in changed(before, complete) if name in before]
+    if any(name in fresh for name in replaced) and any(name in kept for name in replaced):
+        cause = f"save() replaces the files of one checkpoint one after the other: {_listed(replaced)}"
+    else:
+        cause = f"not established; at that moment {_listed(fresh)} was new and {_listed(kept)} was still the old"
+    fix = (
+        "write all files of a save into a new folder, os.fsync them, and only then make that folder the current one "
+        "with a single rename; or write one file with save_training_state(setup, path)"
+    )
+    return cause, fix, False
+
+
+def _early_pointer(work: str, before: Tree, now: Tree, complete: Tree) -> tuple[str, str] | None:
+    """The new pointer, and what it names that is missing or incomplete."""
+    for pointer in changed(before, now):
+        entry = now[pointer]
+        if entry.target is None and entry.size_bytes > _MAX_POINTER_BYTES:
+            continue
+        text = entry.target
+        if text is None:
+            with open(os.path.join(work, pointer), "rb") as file:
+                text = file.read().decode(errors="replace").strip()
+        for target in _named(pointer, text, complete):
+            wanted = {n: e for n, e in complete.items() if n == target or n.startswith(target + os.sep)}
+            if any(name in before for name in wanted):  # not what this save adds
+                continue
+            sizes = {name: now[name].size_bytes if name in now else -1 for name in wanted}
+            if any(sizes[name] < whole.size_bytes for name, whole in wanted.items()):
+                return pointer, target
+    return None
+
+
+def _named(pointer: str, text: str, complete: Tree) -> list[str]:
+    """The paths of a complete save (files and their folders) that a pointer's text names, the longest first."""
+    paths = set(complete)
+    for name in complete:
+        folder = os.path.dirname(name)
+        while folder:
+            paths.add(folder)
+            folder = os.path.dirname(folder)
+    paths = {path for path in paths if path != pointer and not pointer.startswith(path + os.sep)}
+    tokens = [token.rstrip("/") for token in re.split(r"[^\w.\-/]+", text) if token]
+    named = []
+    for path in paths:
+        beside = os.path.relpath(path, os.path.dirname(pointer) or ".")
+        number = re.findall(r"\d+", os.path.basename(path))
+        for token in tokens:
+            is_path = token in (path, beside) or token.endswith(os.sep + path)
+            is_number = len(tokens) == 1 and token.isdigit() and [int(token)] == [int(part) for part in number]
+            if is_path or is_number:
+                named.append(path)
+    return sorted(set(named), key=lambda path: (-len(path), path))
+
+
+def _act_on(done: list[Act], name: str) -> Act | None:
+    for act in done:
+        if act[0] in ("remove", "rename") and (act[1] == name or name.startswith(act[1] + os.sep)):
+            return act
+    return None
+
+
+def _listed(names: list[str]) -> str:
+    shown = names[:4]
+    more = [f"{len(names) - 4} more"] if len(names) > 4 else []
+    return ", ".join(shown + more) or "nothing"
+
+
+def findings(lost: list[Lost], old_name: str) -> list[Finding]:
+    """One finding for each rule and cause; a full disk that costs what a death costs too is told there."""
+    groups: dict[tuple[str, str], list[Lost]] = {}
+    for one in sorted(lost, key=lambda one: one.point.kind == "full-disk"):
+        rule = POINTER if one.pointer else MIXED if one.mixed else LOST
+        if one.point.kind == "full-disk" and (rule, one.cause) not in groups:
+            rule = FULL
+        groups.setdefault((rule, one.cause), []).append(one)
+    return [_finding(rule, cause, members, old_name) for (rule, cause), members in groups.items()]
+
+
+def _finding(rule: str, cause: str, members: list[Lost], old_name: str) -> Finding:
+    by_fault: dict[tuple[str, str], list[Point]] = {}
+    for one in members:
+        by_fault.setdefault((one.fault, one.said), []).append(one.point)
+    lines = [f"{line}: {fault}" for (fault, said), points in by_fault.items() for line in _in_words(points, said)]
+    what = "when the disk is full in the second save" if rule == FULL else "when the second save is killed"
+    gone = f"the checkpoint of {old_name} {'is not found' if rule == POINTER else 'is gone'} {what}"
+    gone = f"what is left mixes two saves {what}" if rule == MIXED else gone
+    evidence = {"points": tuple(_evidence(one.point) for one in members)}
+    return Finding(rule, gone + "".join(f"\n{line}" for line in lines), cause, members[0].fix, evidence=evidence)
+
+
+def _evidence(point: Point) -> dict[str, object]:
+    name = point.written.name if point.written is not None else " ".join(part for part in point.act or () if part)
+    return {"kind": point.kind, "at": name, "bytes": point.num_bytes}
+
+
+def _in_words(points: list[Point], said: str) -> list[str]:
+    """The points, those inside of one file on one line."""
+    lines: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        name = "" if point.written is None else point.written.name
+        lines.setdefault((point.kind, name or repr(point.index)), []).append(point)
+    return [_line(members, said) for members in lines.values()]
+
+
+def _line(points: list[Point], said: str) -> str:
+    first = points[0]
+    if first.act is not None:
+        return f"killed before save() {act_in_words(first.act)}"
+    assert first.written is not None
+    numbers = [f"{point.num_bytes:,}" for point in sorted(points, key=lambda point: point.num_bytes)]
+    listed = numbers[0] if len(numbers) == 1 else f"{', '.join(numbers[:-1])} and {numbers[-1]}"
+    place = f"{listed} of {first.written.size_bytes:,} bytes of {first.written.name}"
+    if first.kind == "full-disk":
+        return f"disk full after {place}, {said}"
+    if first.kind == "unfilled":
+        return f"only {place} filled"
+    return f"killed after {'about ' if first.kind == 'growth' else ''}{place}"
+
+
+def act_in_words(act: Act) -> str:
+    """An act, as what ``save()`` does."""
+    kind, first, second = act
+    if kind in ("rename", "link"):
+        return f"{_VERBS[kind]} {first} to {second}"
+    return f"makes the link {first}" if kind == "symlink" else f"{_VERBS[kind]} {first}"

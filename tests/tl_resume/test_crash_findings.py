@@ -1,0 +1,305 @@
+"""Savers that lose the last good checkpoint in a crash, and those that do not."""
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tl_resume import assert_checkpoint_crash_safe, check_checkpoint_crash_safe
+from tl_resume._crash import _sync, _trial
+
+from tl_core import CheckFailed
+
+spec = importlib.util.spec_from_file_location("crash_savers", Path(__file__).with_name("crash_savers.py"))
+savers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(savers)
+
+ASIDE = (
+    "write to a temporary file beside it, flush and os.fsync it, os.replace it over {name} and os.fsync the folder; "
+    "or let save_training_state(setup, path) do all that"
+)
+NEEDS_STRACE = pytest.mark.skipif(not os.path.exists("/usr/bin/strace"), reason="needs strace")
+
+
+def check(save, load=savers.load, **options):
+    return check_checkpoint_crash_safe(
+        savers.make_setup, savers.make_data(), savers.step, save=save, load=load, **options
+    )
+
+
+def saved_bytes(state=None):
+    """The content of a file of the loop's end."""
+    setup = savers.make_setup()
+    for batch in savers.make_data():
+        savers.step(setup, batch)
+    path = "saved.tmp"
+    savers.write(savers.content(setup) if state is None else savers.content(setup)[state], path)
+    with open(path, "rb") as file:
+        data = file.read()
+    os.remove(path)
+    return data
+
+
+def load_error(data):
+    """What torch.load says of a damaged file."""
+    with open("damaged.tmp", "wb") as file:
+        file.write(data)
+    with pytest.raises((OSError, RuntimeError, EOFError)) as caught:
+        torch.load("damaged.tmp")
+    os.remove("damaged.tmp")
+    text = str(caught.value).split("\n")[0].replace("damaged.tmp", "checkpoint")
+    return f"{type(caught.value).__name__}: {text}" if text else type(caught.value).__name__
+
+
+def full(place, size_bytes):
+    return f"disk full after {size_bytes // 2:,} of {size_bytes:,} bytes of {place}"
+
+
+TOO_LARGE = "save() raises OSError: [Errno 27] File too large"
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_in_place():
+    """A file that is written in place is lost from its first byte on."""
+    data = saved_bytes()
+    size = len(data)
+    third = (size - 1) // 3
+    error = load_error(data[: size // 2])
+    with pytest.raises(CheckFailed) as caught:
+        assert_checkpoint_crash_safe(
+            savers.make_setup, savers.make_data(), savers.step, save=savers.save_in_place, load=savers.load
+        )
+    assert str(caught.value) == (
+        "Crash-safe checkpoint: failed, 1 finding\n\n"
+        "[checkpoint-lost-in-crash] the checkpoint of step 2 is gone when the second save is killed\n"
+        f"    killed after 0 of {size:,} bytes of checkpoint: load() raises {load_error(b'')}\n"
+        f"    killed after {third:,}, {(size - 1) * 2 // 3:,} and {size - 1:,} of {size:,} bytes of checkpoint: "
+        f"load() raises {error}\n"
+        f"    {full('checkpoint', size)}, {TOO_LARGE}: load() raises {error}\n"
+        "  cause: save() opens checkpoint for writing in place, which empties it before the new data are complete\n"
+        f"  fix: {ASIDE.format(name='checkpoint')}"
+    )
+
+
+def test_torch_save_by_path():
+    """torch.save(state, path), whose writer Python does not see, is caught at the same bytes."""
+    report = check(lambda setup, path: torch.save(savers.content(setup), path), crash_points=2)
+    (finding,) = report.findings
+    points = finding.evidence["points"]
+    assert finding.rule == "checkpoint-lost-in-crash"
+    assert [(point["kind"], point["at"]) for point in points] == [
+        ("byte", "checkpoint"),
+        ("byte", "checkpoint"),
+        ("full-disk", "checkpoint"),
+    ]
+    assert points[0]["bytes"] == 0
+    assert points[1]["bytes"] // 2 == points[2]["bytes"] > 5000
+
+
+def test_removed_before_the_new_one_is_in_place():
+    """An old checkpoint that is removed first is lost between its removal and the rename."""
+    assert str(check(savers.save_after_removal)) == (
+        "Crash-safe checkpoint: failed, 1 finding\n\n"
+        "[checkpoint-lost-in-crash] the checkpoint of step 2 is gone when the second save is killed\n"
+        "    killed before save() renames checkpoint.tmp to checkpoint: load() raises FileNotFoundError: "
+        "[Errno 2] No such file or directory: 'checkpoint'\n"
+        "  cause: save() removes checkpoint before the new checkpoint is complete and in its place\n"
+        "  fix: write the new checkpoint beside it and os.fsync it first, then os.replace it over checkpoint "
+        "(a folder: give each save a folder of its own and let a small file name the newest)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("save", "load", "pointer"),
+    [
+        (savers.save_pointer_first, savers.load_latest, "latest"),
+        (savers.save_link_first, savers.load_link, "newest"),
+    ],
+)
+def test_pointer_before_its_data(save, load, pointer):
+    """A file or link that names the newest checkpoint before that is written leads into nothing."""
+    data = saved_bytes()
+    size = len(data)
+    inside = "0, {} and {}".format(*(f"{(size - 1) * part // 2:,}" for part in (1, 2)))
+    if pointer == "newest":
+        inside = "0, {}, {} and {}".format(*(f"{(size - 1) * part // 3:,}" for part in (1, 2, 3)))
+    report = check(save, load)
+    error = load_error(data[: size // 2])
+    place = f"of {size:,} bytes of checkpoint/step_4/state.pt"
+    assert str(report) == (
+        "Crash-safe checkpoint: failed, 1 finding\n\n"
+        "[pointer-before-data] the checkpoint of step 2 is not found when the second save is killed\n"
+        f"    killed after 0 {place}: load() raises {load_error(b'')}\n"
+        f"    killed after {inside.removeprefix('0, ')} {place}: load() raises {error}\n"
+        f"    {full('checkpoint/step_4/state.pt', size)}, {TOO_LARGE}: load() raises {error}\n"
+        f"  cause: save() lets checkpoint/{pointer} name checkpoint/step_4 before checkpoint/step_4 is complete\n"
+        "  fix: write and os.fsync everything below checkpoint/step_4 first, and replace "
+        f"checkpoint/{pointer} as the last thing, with os.replace"
+    )
+
+
+def test_pieces_of_two_saves():
+    """Files that are replaced one after the other are loaded as a mixture."""
+    size = len(saved_bytes("optimizer"))
+    report = check(savers.save_pieces, savers.load_pieces)
+    fault = "load() returns without an error, but gives optimizer 'optimizer' of step 2 and the model of step 4"
+    assert str(report) == (
+        "Crash-safe checkpoint: failed, 1 finding\n\n"
+        "[checkpoint-mixed] what is left mixes two saves when the second save is killed\n"
+        f"    killed after 0, {(size - 1) // 2:,} and {size - 1:,} of {size:,} bytes of checkpoint/optimizer.tmp: "
+        f"{fault}\n"
+        f"    killed before save() renames checkpoint/optimizer.tmp to checkpoint/optimizer.pt: {fault}\n"
+        f"    {full('checkpoint/optimizer.tmp', size)}, {TOO_LARGE}: {fault}\n"
+        "  cause: save() replaces the files of one checkpoint one after the other: "
+        "checkpoint/model.pt, checkpoint/optimizer.pt\n"
+        "  fix: write all files of a save into a new folder, os.fsync them, and only then make that folder the "
+        "current one with a single rename; or write one file with save_training_state(setup, path)"
+    )
+
+
+def test_full_disk_is_ignored():
+    """A saver that goes on after a failed write puts a partial file in the place of the good one."""
+    data = saved_bytes()
+    half = len(data) // 2
+    assert str(check(savers.save_swallowing)) == (
+        "Crash-safe checkpoint: failed, 1 finding\n\n"
+        "[checkpoint-lost-on-full-disk] the checkpoint of step 2 is gone when the disk is full in the second save\n"
+        f"    {full('checkpoint.tmp', len(data))}, of which save() says nothing: "
+        f"load() raises {load_error(data[:half])}\n"
+        f"  cause: save() went on after its write had failed, and put {half:,} of {len(data):,} bytes in the place of "
+        "checkpoint\n"
+        "  fix: let the error pass, and replace the old checkpoint only when all is written and synced"
+    )
+
+
+def test_load_that_begins_anew():
+    """A load that finds nothing and says nothing has lost the checkpoint all the same."""
+    (finding,) = check(savers.save_in_place, savers.load_if_there, crash_points=1).findings
+    assert finding.rule == "checkpoint-lost-in-crash"
+    assert finding.seen.split("\n")[1].partition(": ")[2] == (
+        "load() returns without an error, and the setup is as make_setup() built it"
+    )
+
+
+def test_load_that_waits_for_ever(monkeypatch):
+    """A load that never ends is killed, told, and not tried again."""
+    monkeypatch.setattr(_trial, "MIN_LIMIT_S", 0.5)
+    monkeypatch.setattr(_trial, "LIMIT_FACTOR", 0)
+    size = len(saved_bytes())
+    report = check(savers.save_in_place, savers.load_waiting)
+    assert [finding.seen for finding in report.findings] == [
+        "the checkpoint of step 2 is gone when the second save is killed\n"
+        f"killed after 0 of {size:,} bytes of checkpoint: load() did not end within 0.5 s"
+    ]
+    assert [note.seen for note in report.notes] == ["could not judge the points after the one at which load() hung"]
+
+
+def test_next_save_fails():
+    """A saver that stumbles over what a crash has left never saves again."""
+    size = len(saved_bytes())
+    assert str(check(savers.save_once)) == (
+        "Crash-safe checkpoint: failed, 1 finding\n\n"
+        f"[save-fails-after-crash] after a save that was killed after {(size - 1) * 2 // 3:,} of {size:,} bytes of "
+        "checkpoint.tmp/state.pt, the next save() raises FileExistsError: [Errno 17] File exists: 'checkpoint.tmp'\n"
+        "  cause: what the killed save has left is in the way of the next\n"
+        "  fix: let save() remove or overwrite what an earlier one has left, before it begins"
+    )
+
+
+def test_writer_that_claims_its_size():
+    """A writer that claims the whole size at once is killed while it fills it."""
+    (finding,) = check(savers.save_claiming, savers.load_claimed, crash_points=3).findings
+    kinds = [point["kind"] for point in finding.evidence["points"]]
+    assert finding.rule == "checkpoint-lost-in-crash"
+    assert kinds[:2] == ["byte", "growth"]
+    assert "killed after about 1," in finding.seen
+    assert finding.cause == (
+        "save() opens checkpoint for writing in place, which empties it before the new data are complete"
+    )
+
+
+@NEEDS_STRACE
+def test_not_synced():
+    """A rename before the data are synced, and a folder that is never synced, are told."""
+    setup = savers.make_setup()
+    savers.step(setup, savers.make_data()[0])
+    torch.save(savers.content(setup), "checkpoint.tmp")
+    size = os.path.getsize("checkpoint.tmp")
+    save = savers.save_unsynced
+    assert str(check(save)) == (
+        "Crash-safe checkpoint: failed, 1 finding\n\n"
+        "[not-synced] a power loss right after the second save can take what it has saved\n"
+        f"    checkpoint.tmp was renamed to checkpoint, and the {size:,} bytes of checkpoint were not synced before "
+        "that\n"
+        "    checkpoint.tmp was renamed to checkpoint, and the folder was not synced after it\n"
+        "  cause: the data of a file can reach the disk after its name, which then names nothing whole; until its "
+        "folder is synced, a rename can be undone by a power loss\n"
+        "  fix: flush and os.fsync each file before the rename, and os.fsync the folder after the rename "
+        "(os.open(folder, os.O_RDONLY) gives its descriptor); or let save_training_state(setup, path) do that"
+    )
+    assert check(save, allow=["not-synced"]).ok
+
+
+@NEEDS_STRACE
+def test_synced_too_late():
+    """A sync after the rename is too late for the data, and one of the data alone leaves the rename open."""
+    (late,) = check(savers.save_synced_late, crash_points=1).findings
+    (folder,) = check(savers.save_folder_unsynced, crash_points=1).findings
+    assert (late.rule, late.evidence) == ("not-synced", {"files": ("checkpoint",), "folders": ()})
+    assert (folder.rule, folder.evidence) == ("not-synced", {"files": (), "folders": (".",)})
+
+
+def test_dirty_pages_where_strace_is_not(monkeypatch):
+    """Without strace the pages that are not on the disk tell of a missing sync, and the folder is not judged."""
+    monkeypatch.setattr(_sync.shutil, "which", lambda name: None)
+    report = check(savers.save_unsynced, crash_points=1)
+    if not _sync.sees_unsynced_pages("."):
+        assert [note.seen for note in report.notes] == [
+            "could not judge whether files and folders are synced: neither strace nor the file system shows it here"
+        ]
+        return
+    (finding,) = report.findings
+    assert finding.rule == "not-synced"
+    assert re.fullmatch(
+        r"a power loss right after the second save can take what it has saved\n"
+        r"before checkpoint.tmp is renamed to checkpoint, \d+ pages of checkpoint.tmp are not on the disk",
+        finding.seen,
+    )
+    assert [note.seen for note in report.notes] == [
+        "could not judge whether the folder is synced after a rename: that needs strace"
+    ]
+
+
+SAFE = {
+    "written aside, synced and renamed": (savers.save_aside, savers.load),
+    "a folder for each step and a pointer": (savers.save_steps, savers.load_latest),
+    "two files in turn": (savers.save_alternating, savers.load_newest_valid),
+    "a new folder, renamed": (savers.save_folder, savers.load_newest_folder),
+    "a backup that load falls back to": (savers.save_with_backup, savers.load_or_backup),
+}
+
+
+@pytest.mark.parametrize("name", SAFE)
+def test_safe_savers(name):
+    """A saver that keeps the old checkpoint until the new one is in place passes without a word."""
+    save, load = SAFE[name]
+    assert str(check(save, load)) == "Crash-safe checkpoint: passed"
+
+
+def test_safetensors():
+    """safetensors written aside passes; that its writer leaves a temporary file of its own is only noted."""
+    report = check(savers.save_safetensors, savers.load_safetensors)
+    assert report.ok
+    assert {note.rule for note in report.notes} <= {"litter"}
+
+
+def test_own_format():
+    """The default save and load pass."""
+    report = assert_checkpoint_crash_safe(savers.make_setup, savers.make_data(), savers.step)
+    assert str(report) == "Crash-safe checkpoint: passed"
