@@ -82,7 +82,6 @@ class _Run:
 
     def compare(self, a: Source, b: Source) -> StateDiff:
         self._refused(a, b)
-        notes = [*a.notes, *b.notes]
         if "" not in a.refused and "" not in b.refused:
             for x, y in _paired(_left(a, b), _left(b, a)):
                 self._section(*_named_alike(x and with_names(x, a), y and with_names(y, b)))
@@ -98,7 +97,7 @@ class _Run:
             self.num_within,
             self.rtol,
             self.atol,
-            tuple(dict.fromkeys(notes)),
+            tuple(dict.fromkeys([*a.notes, *b.notes])),
             self.names,
         )
 
@@ -113,9 +112,12 @@ class _Run:
                     self.only[side].append(Entry(file, "", "a file that is not read"))
                 continue
             same = x.shape == y.shape and not self.comparer.compare(x, y).num_different
-            name = file or (a.label if a.label == b.label else f"{a.label} and {b.label}")
-            reasons = dict.fromkeys([a.refused[file], b.refused[file]])
-            self.unreadable.append(Unreadable("both", name, " / ".join(reasons), same))
+            if file or a.label == b.label:
+                reasons = dict.fromkeys([a.refused[file], b.refused[file]])
+                self.unreadable.append(Unreadable("both", file or a.label, "; ".join(reasons), same))
+            else:
+                self.unreadable.append(Unreadable("a", a.label, a.refused[file], same))
+                self.unreadable.append(Unreadable("b", b.label, b.refused[file], same))
             if not same:
                 self.differences.append(Difference(file, "", "bytes"))
 
@@ -271,5 +273,11 @@ def with_names(section: Section, source: Source) -> Section:
         if not names and model.kind == "model" and model.ordered:
             tensors = {name: value for name, value in model.value.items() if is_tensor(value)}
             names = _names.names_from_model(optimizer, tensors)
+            if names:
+                name = model.title or "the model"
+                source.notes.append(
+                    f"{section.title or source.label} goes by index: its parameters are named after {name}, "
+                    "whose order and shapes agree"
+                )
     value = _names.renamed(optimizer, names) if names else optimizer
     return Section(section.title, section.kind, value, section.ordered)

@@ -83,7 +83,9 @@ def _add(source: Source, file: Path, stack: ExitStack) -> None:
     kind = _KINDS.get(file.name, "")
     for section in inner.sections:
         title = f"{file.name}: {section.title}" if section.title else file.name
-        source.sections.append(Section(title, section.kind or kind, section.value, section.ordered))
+        source.sections.append(
+            Section(title, section.kind or ("" if section.title else kind), section.value, section.ordered)
+        )
 
 
 def _sharded(index: Path, stack: ExitStack) -> tuple[Section, set[str]]:

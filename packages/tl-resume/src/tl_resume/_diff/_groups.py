@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
+from tl_resume._diff._lines import counted
+
 
 class Named(Protocol):
     """What has a name in parts."""
@@ -60,4 +62,4 @@ def _group_name(key: Key, size: int, noun: str) -> str:
     text = ""
     for part in parts:
         text += part if part.startswith("[") or not text else f".{part}"
-    return f"{prefix}{text}.* ({size:,} {noun}s)" if text else f"{prefix}all {size:,} {noun}s"
+    return f"{prefix}{text}.* ({counted(size, noun)})" if text else f"{prefix}all {counted(size, noun)}"

@@ -128,16 +128,20 @@ def label(path: Path, kind: str) -> Label:
         prefix = f"{slot} of " if slot else ""
         return Label(f"{prefix}{path[1]}", prefix, tuple(str(path[1]).split(".")))
     if kind == "setup" and path and path[0] == "state":
-        return Label("setup.state" + "".join(f"[{key!r}]" for key in path[1:2]) + _tail(path[2:]), "", _parts(path))
+        entry = "setup.state" + "".join(f"[{key!r}]" for key in path[1:2])
+        return Label(entry + _tail(path[2:]), "", (entry, *_parts(path[2:])))
     if kind == "setup":
-        return Label(f"setup.{_dotted(path)}", "", ("setup", *_parts(path)))
+        return Label(f"setup.{_dotted(path)}", "", (f"setup.{_dotted(path[:1])}", *_parts(path[1:])))
     return Label(_dotted(path), "", _parts(path))
 
 
 def _dotted(path: Path) -> str:
     text = ""
     for key in path:
-        text += (f".{key}" if text else key) if isinstance(key, str) else f"[{key!r}]"
+        if isinstance(key, str):
+            text += f"{'.' if text else ''}{key or repr(key)}"
+        else:
+            text += f"[{key!r}]"
     return text
 
 

@@ -23,8 +23,6 @@ from tl_resume._format._dtypes import DTYPE_NAMES
 from tl_resume._format._entry import contiguous_strides
 from tl_resume._format._header import KEY
 
-AnyPath = str | os.PathLike[str]
-
 
 @dataclass
 class Source:

@@ -203,5 +203,5 @@ def lines(summary: Summary, *, everything: bool = False) -> list[Line]:
     if summary.refused:
         written += [[], [("not read", "title")]]
         for file, reason in summary.refused.items():
-            written.append([(f"  {file or summary.path}", "name"), (f": {reason}", "")])
+            written += [[(f"  {file or summary.path}", "name")], [(f"    {reason}", "")]]
     return written

@@ -13,7 +13,8 @@ from tl_resume._diff._stored import StoredTensor
 
 AnyTensor = Tensor | StoredTensor
 Scalar = bool | int | float | complex
-_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Exact in float32: whether two of these differ shows in their float32 difference.
+_SINGLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 @dataclass
@@ -108,33 +109,47 @@ class Comparer:
 
     def _add(self, figures: Figures, a: Tensor, b: Tensor, start: int, shape: tuple[int, ...]) -> None:
         """Add a chunk whose bytes differ to the figures."""
-        wide_a, wide_b = _widened(a), _widened(b)
-        nan_a, nan_b = wide_a.isnan(), wide_b.isnan()
-        equal = _equal_values(a, b, wide_a, wide_b) | (nan_a & nan_b)
+        exact = self._rtol == 0.0 and self._atol == 0.0
+        single = exact and a.dtype in _SINGLE and b.dtype in _SINGLE
+        wide_a, wide_b = (tensor.float() if single else _widened(tensor) for tensor in (a, b))
         gap = (wide_a - wide_b).abs()
         size_b = wide_b.abs()
+        if not exact or _is_long(a) or _is_long(b) or not math.isfinite(gap.max()):
+            gap = self._judged(figures, a, b, gap, size_b)
+        else:
+            figures.num_different += int(gap.count_nonzero())
+        largest = float(gap.max())
+        if largest > 0 and (figures.max_abs is None or largest >= figures.max_abs):
+            self._note_largest(figures, a, b, gap, start, shape)
+        # 0 / 0 is NaN and x / 0 infinite: neither tells anything, nor does what is infinite itself
+        relative = float((gap / size_b).nan_to_num_(0.0, 0.0).max())
+        if relative > 0 and (figures.max_rel is None or relative > figures.max_rel):
+            figures.max_rel = relative
+
+    def _judged(self, figures: Figures, a: Tensor, b: Tensor, gap: Tensor, size_b: Tensor) -> Tensor:
+        """Count what is equal, within the tolerance or different; return the gaps of what differs, elsewhere 0."""
+        nan_a, nan_b = _is_nan(a), _is_nan(b)
         finite = gap.isfinite() & size_b.isfinite()
+        equal = _equal_values(a, b) | (nan_a & nan_b)
+        if _is_long(a) and _is_long(b):
+            gap = gap.clamp_min(1.0)  # float64 rounds neighbours to one number
         within = ~equal & finite & (gap <= self._atol + self._rtol * size_b)
         different = ~(equal | within)
-        figures.num_within += int(within.sum())
-        num_different = int(different.sum())
-        if not num_different:
-            return
-        figures.num_different += num_different
-        figures.nan_a += int((nan_a & ~nan_b).sum())
-        figures.nan_b += int((nan_b & ~nan_a).sum())
-        counted = torch.where(different & ~gap.isnan(), gap, -1.0)
-        where = int(counted.argmax())
-        if counted[where] >= 0:
-            values = a[where].item(), b[where].item()
-            largest = _distance(*values)
-            if figures.max_abs is None or largest > figures.max_abs:
-                figures.max_abs, figures.values = largest, values
-                figures.index = _unravelled(start + where, shape)
-        relative = torch.where(different & finite & (size_b > 0), gap / size_b, -1.0)
-        largest_relative = float(relative.max())
-        if largest_relative >= 0 and (figures.max_rel is None or largest_relative > figures.max_rel):
-            figures.max_rel = largest_relative
+        figures.num_different += int(different.count_nonzero())
+        figures.num_within += int(within.count_nonzero())
+        figures.nan_a += int((nan_a & ~nan_b).count_nonzero())
+        figures.nan_b += int((nan_b & ~nan_a).count_nonzero())
+        return torch.where(different & ~gap.isnan(), gap, 0.0)
+
+    def _note_largest(
+        self, figures: Figures, a: Tensor, b: Tensor, gap: Tensor, start: int, shape: tuple[int, ...]
+    ) -> None:
+        where = int(gap.argmax())
+        values = a[where].item(), b[where].item()
+        distance = _distance(*values)
+        if figures.max_abs is None or distance > figures.max_abs:
+            figures.max_abs, figures.values = distance, values
+            figures.index = _unravelled(start + where, shape)
 
 
 def _flat(tensor: AnyTensor) -> AnyTensor:
@@ -166,12 +181,20 @@ def _widened(tensor: Tensor) -> Tensor:
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
-def _equal_values(a: Tensor, b: Tensor, wide_a: Tensor, wide_b: Tensor) -> Tensor:
+def _is_nan(tensor: Tensor) -> Tensor:
+    return _widened(tensor).isnan()
+
+
+def _is_long(tensor: Tensor) -> bool:
+    """Say whether float64 does not hold all values of a tensor's type."""
+    return tensor.dtype in (torch.int64, torch.uint64)
+
+
+def _equal_values(a: Tensor, b: Tensor) -> Tensor:
     """Compare values; integers of one type as such, since float64 does not hold all of them."""
-    if a.dtype == b.dtype and not (a.is_floating_point() or a.is_complex() or a.dtype == torch.bool):
-        signed = _SIGNED[a.dtype.itemsize]
-        return a.view(signed) == b.view(signed)
-    return wide_a == wide_b
+    if a.dtype == b.dtype and _is_long(a):
+        return a.view(torch.int64) == b.view(torch.int64)
+    return _widened(a) == _widened(b)
 
 
 def _distance(a: Scalar, b: Scalar) -> float:

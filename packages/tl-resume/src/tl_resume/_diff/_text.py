@@ -11,7 +11,7 @@ from tl_resume._diff._lines import Line, counted, table
 from tl_resume._diff._values import number, number_pair, shown_pair
 
 if TYPE_CHECKING:
-    from tl_resume._diff._report import Difference, Entry, StateDiff
+    from tl_resume._diff._report import Difference, Entry, StateDiff, Unreadable
 
 # Rows of a section at the most, unless all are asked for.
 MAX_ROWS = 12
@@ -86,12 +86,13 @@ def blocks(diff: StateDiff, *, everything: bool = False) -> list[Block]:
         if only:
             made.append(Block(f"only in {side}", lines=_only(only, diff, everything)))
     if diff.unreadable:
-        made.append(Block("not read", lines=[_unread(item) for item in diff.unreadable]))
+        made.append(Block("not read", lines=[line for item in diff.unreadable for line in _unread(item)]))
     return made
 
 
 def _section(section: str, found: list[Difference], diff: StateDiff, everything: bool) -> Block:
-    block = Block(section or ("tensors" if any(item.kind in _TENSOR_KINDS for item in found) else "values"))
+    kinds = {item.kind for item in found}
+    block = Block(section or ("tensors" if kinds & {*_TENSOR_KINDS} else "content" if "bytes" in kinds else "values"))
     tensors = [item for item in found if item.kind in _TENSOR_KINDS]
     groups: list[tuple[str, list[Difference]]] = []
     if everything:
@@ -107,7 +108,7 @@ def _section(section: str, found: list[Difference], diff: StateDiff, everything:
         block.rows.append(_row(f"... and {counted(len(rest), 'more tensor')}", rest))
     plain = [item for item in found if item.kind not in _TENSOR_KINDS]
     limit = len(plain) if everything else MAX_ROWS
-    block.lines = [(item.name or "content", outcome([item])) for item in plain[:limit]]
+    block.lines = [(item.name or "content" if item.kind != "bytes" else "", outcome([item])) for item in plain[:limit]]
     if plain[limit:]:
         block.lines.append((f"... and {counted(len(plain) - limit, 'more value')}", ""))
     return block
@@ -202,10 +203,10 @@ def _whole(members: Sequence[Entry], names: Iterable[Any]) -> bool:
     return len(members) > 1 and {(entry.prefix, entry.parts) for entry in members} == set(names)
 
 
-def _unread(item: Any) -> tuple[str, str]:
-    sides = {"a": " (in a)", "b": " (in b)"}.get(item.side, "")
-    same = "; both sides hold the same bytes" if item.same_bytes else ""
-    return f"{item.file}{sides}", f"{item.reason}{same}"
+def _unread(item: Unreadable) -> list[tuple[str, str]]:
+    side = "" if item.side == "both" else f" (in {item.side})"
+    lines = [(f"{item.file}{side}", ""), ("", f"  {item.reason}")]
+    return [*lines, ("", "  both sides hold the same bytes")] if item.same_bytes else lines
 
 
 def lines(diff: StateDiff, *, everything: bool = False) -> list[Line]:
@@ -221,5 +222,6 @@ def lines(diff: StateDiff, *, everything: bool = False) -> list[Line]:
         written += [[], [(block.title, "title")]]
         if block.rows:
             written += table(HEADERS, [((*row.cells, row.name), row.details) for row in block.rows], "rrr")
-        written += [[(f"  {name}", "name"), (f": {text}" if text else "", "")] for name, text in block.lines]
+        for name, text in block.lines:
+            written.append([(f"  {name}", "name"), (f": {text}" if name and text else text, "")])
     return written

@@ -48,8 +48,7 @@ def _compare_floats(a: float, b: float, rtol: float, atol: float) -> str:
 
 def shown(value: Any) -> str:
     """Write a plain value in one short line."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
+    return _cut(repr(value))
 
 
 def shown_pair(a: Any, b: Any) -> str:
@@ -78,11 +77,10 @@ def _around_first_difference(a: str, b: str) -> tuple[str, str]:
     place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     begin = max(place - 10, 0)
     lead = "..." if begin else ""
-    return lead + shown_raw(a[begin:]), lead + shown_raw(b[begin:])
+    return lead + _cut(a[begin:]), lead + _cut(b[begin:])
 
 
-def shown_raw(text: str) -> str:
-    """Cut a text to the length of a line."""
+def _cut(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
 
