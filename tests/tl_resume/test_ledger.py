@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from tl_resume._check import _draws
 from tl_resume._check._content import content_digest
 from tl_resume._check._ledger import Drawn, Ledger
@@ -146,6 +147,16 @@ def test_everything_is_put_back():
     assert (two.inputs, two.drawn) == ({-1: (inputs_digest(*first),)}, {-1: (drawn(0, 1), drawn(0, 1))})
 
 
+def test_hooks_are_put_back_where_the_ledger_cannot_open(monkeypatch):
+    """An error on the way in, after the first patch, leaves no hook and no patch."""
+    setup = make_setup()
+    monkeypatch.delattr(_BaseDataLoaderIter, "_next_index")
+    before = dict(vars(_BaseDataLoaderIter))
+    with pytest.raises(KeyError), Ledger(setup):
+        pass
+    assert (hooks_left(setup.model), dict(vars(_BaseDataLoaderIter))) == ([], before)
+
+
 def test_a_patch_of_somebody_else_is_left(monkeypatch):
     """What was patched over ours stays, and ours does nothing below it."""
     setup = make_setup()
@@ -214,6 +225,25 @@ def test_copies_and_pickles_of_a_watched_model_work():
         assert torch.equal(copied(batch(1)), loaded(batch(1)))
         assert b"_check" not in pickle.dumps(setup.model)
     assert ledger.inputs == {0: ()}
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)
+
+
+def test_recomputation_in_backward_is_no_input():
+    """Activation checkpointing calls a child again in backward: that is no call of the loop."""
+    setup = make_setup()
+    setup.model = Checkpointed()
+    with Ledger(setup) as ledger:
+        ledger.begin_step(0)
+        setup.model(batch(1)).sum().backward()
+    assert ledger.inputs == {0: (inputs_digest(batch(1)),)}
 
 
 def test_another_thread_is_not_watched():
@@ -440,9 +470,10 @@ def test_digests_tell_contents_apart():
     assert digests == [content_digest(value) for value in different]
     assert content_digest(steps.reshape(2, 3).t()) == content_digest(steps.reshape(2, 3).t().contiguous())
     assert len(digests[0]) == 32
-    nested = []
+    nested, sample = [], Sample(1)
     nested.append(nested)
-    assert len(content_digest(nested)) == 32
+    sample.x = [sample] * 50
+    assert len(content_digest(nested, sample)) == 32
 
 
 def test_a_tensor_inside_of_a_transformation_does_not_fail():

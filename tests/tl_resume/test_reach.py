@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import itertools
 import random
@@ -324,6 +325,92 @@ def test_a_rebound_function_is_a_place():
     namespace = {"__name__": "__main__"}
     exec("def a(): pass\ndef b(): pass\ndef step(s, b_):\n    global a\n    a = b", namespace)
     assert names(namespace["step"]) == ["a"]
+
+
+MISSING = object()
+
+
+@dataclasses.dataclass
+class Config:
+    rate: float = 0.1
+    tags: list = dataclasses.field(default_factory=list)
+
+    def scaled(self, by=MISSING):
+        return LIMIT if by is MISSING else self.rate
+
+
+def test_sentinels_and_generated_methods_are_left_alone():
+    """A copy of a sentinel would be another one; what dataclasses writes is not the person's code."""
+
+    def step(setup, batch, config=MISSING):
+        return Config().scaled()
+
+    assert names(step) == ["Config.rate", "LIMIT"]
+    assert Config().tags == []
+
+
+def test_the_arguments_of_a_partial_are_set():
+    """A mutable argument bound by partial is a place, an immutable one is not, a function is followed."""
+    bound = functools.partial(lambda *args, **kwargs: None, [1], 2, draw, kept=[3], limit=4)
+    found = {one.name: one for one in places([bound])}
+    assert list(found) == ["<lambda>'s argument 0 (partial)", "<lambda>.kept (partial)", "LIMIT"]
+    found["<lambda>'s argument 0 (partial)"].set([5])
+    found["<lambda>.kept (partial)"].set([6])
+    assert (bound.args, bound.keywords) == (([5], 2, draw), {"kept": [6], "limit": 4})
+    assert found["<lambda>'s argument 0 (partial)"].get() == [5]
+
+
+def draw():
+    return LIMIT
+
+
+def test_relative_imports_are_resolved(train_module):
+    """``from . import`` inside of a function gives the package's module; what is not imported yet is not looked at."""
+    train_module.__name__ = "pack.train"
+    namespace = {"__name__": "pack.step", "__package__": "pack"}
+    source = "def step(s, b):\n    from . import train\n    from .later import x\n    train.best = train.helper()"
+    exec(source, namespace)
+    package = types.ModuleType("pack")
+    package.train = train_module
+    sys.modules["pack"] = package
+    try:
+        assert names(namespace["step"]) == ["pack.train.best", "pack.train.calls"]
+        namespace["__package__"] = None
+        assert names(namespace["step"]) == []
+    finally:
+        del sys.modules["pack"]
+
+
+class Plugin:
+    def __init__(self):
+        self.hooks = [lambda: LIMIT]
+        self.table = {"next": lambda: next(NAMES), "many": list(range(1000))}
+
+
+PLUGIN = Plugin()
+
+
+def test_functions_that_objects_hold_are_followed():
+    """What an own object, a list or a dict brings along is code that the step uses."""
+
+    def step(setup, batch):
+        return PLUGIN.hooks
+
+    assert names(step) == ["PLUGIN", "LIMIT", "NAMES"]
+
+
+def test_what_a_function_attribute_holds_is_followed():
+    """An attribute is a place; a function kept as one is followed; pytest's marks are nobody's state."""
+
+    @pytest.mark.filterwarnings
+    def step(setup, batch):
+        return step.seen, step.draw()
+
+    step.seen, step.draw = [], draw
+    (seen,) = (one for one in places([step]) if one.name == "step.seen")
+    assert names(step) == ["step.seen", "LIMIT"]
+    seen.set([1])
+    assert step.seen == [1]
 
 
 class Slots:

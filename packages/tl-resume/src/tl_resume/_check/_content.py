@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import xxhash
 
-# Other objects than containers are looked into so deep: a batch may be a dataclass that holds another one.
+# Containers that hold themselves end here.
 _MAX_DEPTH = 32
 
 
@@ -26,17 +26,18 @@ def content_digest(*values: Any) -> str:
     """
     digest = xxhash.xxh3_128()
     with torch.no_grad():
-        _add(digest, values, 0)
+        _add(digest, values, 0, {})
     return digest.hexdigest()
 
 
-def _add(digest: Any, value: Any, depth: int) -> None:
+def _add(digest: Any, value: Any, depth: int, objects: dict[int, Any]) -> None:
+    """Add a value; ``objects`` are the plain objects met so far, by id."""
     digest.update(f"<{type(value).__qualname__}>".encode())
     if depth > _MAX_DEPTH:
         return
     numpy = sys.modules.get("numpy")
     if isinstance(value, torch.Tensor):
-        _add_tensor(digest, value, depth)
+        _add_tensor(digest, value)
     elif isinstance(value, (str, bytes, bytearray)):
         digest.update(f"{len(value)}:".encode())
         digest.update(value.encode(errors="surrogatepass") if isinstance(value, str) else bytes(value))
@@ -45,35 +46,36 @@ def _add(digest: Any, value: Any, depth: int) -> None:
     elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
         digest.update(f"{value.dtype}{value.shape}".encode())
         if value.dtype.hasobject:
-            _add(digest, value.tolist(), depth + 1)
+            _add(digest, value.tolist(), depth + 1, objects)
         else:
             digest.update(value.tobytes())
     elif isinstance(value, Mapping):
         for key in value:
-            _add(digest, key, depth + 1)
-            _add(digest, value[key], depth + 1)
+            _add(digest, key, depth + 1, objects)
+            _add(digest, value[key], depth + 1, objects)
     elif isinstance(value, (list, tuple)):
         digest.update(f"{len(value)}:".encode())
-        _add_all(digest, value, depth)
+        _add_all(digest, value, depth, objects)
     elif isinstance(value, (set, frozenset)):
-        _add_all(digest, sorted(map(content_digest, value)), depth)
-    elif not callable(value):
-        _add(digest, dict(getattr(value, "__dict__", {})), depth + 1)
+        _add_all(digest, sorted(map(content_digest, value)), depth, objects)
+    elif not callable(value) and id(value) not in objects:
+        objects[id(value)] = value
+        _add(digest, dict(getattr(value, "__dict__", {})), depth + 1, objects)
 
 
-def _add_all(digest: Any, values: Iterable[Any], depth: int) -> None:
+def _add_all(digest: Any, values: Iterable[Any], depth: int, objects: dict[int, Any]) -> None:
     for value in values:
-        _add(digest, value, depth + 1)
+        _add(digest, value, depth + 1, objects)
 
 
-def _add_tensor(digest: Any, tensor: torch.Tensor, depth: int) -> None:
+def _add_tensor(digest: Any, tensor: torch.Tensor) -> None:
     digest.update(f"{tensor.dtype}{tensor.layout}".encode())
     try:
         digest.update(f"{tuple(tensor.shape)}".encode())
         parts = _parts(tensor.detach())
         if parts is not None:
             for part in parts:
-                _add_tensor(digest, part, depth + 1)
+                _add_tensor(digest, part)
             return
         if tensor.is_meta or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
             return

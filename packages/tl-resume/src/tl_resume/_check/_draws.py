@@ -27,13 +27,18 @@ _replaying = threading.local()
 def listen(listener: Listener) -> None:
     """Tell a listener of every batch that an iterator of a DataLoader gives in this thread."""
     with _lock:
-        if not _listeners:
+        _listeners.append((listener, threading.get_ident()))
+        if len(_listeners) > 1:
+            return
+        try:
             _patch(dataloader._BaseDataLoaderIter, "__next__", _next)
             _patch(dataloader._BaseDataLoaderIter, "_next_index", _next_index)
             stateful = sys.modules.get("torchdata.stateful_dataloader.stateful_dataloader")
             if stateful is not None:
                 _patch(stateful.StatefulDataLoader, "_get_iterator", _get_iterator)
-        _listeners.append((listener, threading.get_ident()))
+        except BaseException:
+            unlisten(listener)
+            raise
 
 
 def unlisten(listener: Listener) -> None:

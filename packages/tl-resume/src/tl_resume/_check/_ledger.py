@@ -53,7 +53,7 @@ class Ledger:
     def __init__(self, setup: TrainingSetup) -> None:
         self.inputs: dict[int, tuple[str, ...]] = {}
         self.drawn: dict[int, tuple[Drawn, ...]] = {}
-        self._setup = setup
+        self._setup: TrainingSetup | None = setup
         self._step = BEFORE_STEPS
         self._thread = 0
         self._running: list[nn.Module] = []
@@ -75,6 +75,7 @@ class Ledger:
         unlisten(self._draw)
         self._unhook(list(self._hooked))
         self._running.clear()
+        self._setup = None  # what was noted is kept for long, and must not keep the setup alive
 
     def begin_step(self, index: int) -> None:
         """Note what follows under a step.
@@ -92,7 +93,8 @@ class Ledger:
         """Note that a watched module is called; called by the hooks."""
         if threading.get_ident() != self._thread or id(module) not in self._hooked:
             return
-        if not self._running:
+        # what activation checkpointing runs again in a backward pass is no input
+        if not self._running and torch._C._current_graph_task_id() == -1:
             digest = content_digest(args, kwargs)
             self.inputs[self._step] = (*self.inputs.get(self._step, ()), digest)
         self._running.append(module)
@@ -107,10 +109,12 @@ class Ledger:
                 return
 
     def _draw(self, iterator: Any, batch: Any, indices: tuple[int, ...] | None) -> None:
+        assert self._setup is not None
         drawn = Drawn(_loader_name(self._setup, iterator), content_digest(batch), indices)
         self.drawn[self._step] = (*self.drawn.get(self._step, ()), drawn)
 
     def _hook_modules(self) -> None:
+        assert self._setup is not None
         wanted = {id(module): module for root in _roots(self._setup) for module in _watched(root)}
         self._unhook([key for key in self._hooked if key not in wanted])
         for key, module in wanted.items():

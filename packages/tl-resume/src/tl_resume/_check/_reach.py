@@ -156,7 +156,8 @@ class _Walk:
         if isinstance(value, types.ModuleType):
             return stored
         self.follow(value)
-        return stored or not _is_code(value)
+        # a sentinel is compared by identity: a copy of it would be another one
+        return stored or not (_is_code(value) or type(value) is object)
 
     def _method(self, method: types.MethodType) -> None:
         function, owner = method.__func__, method.__self__
@@ -300,7 +301,8 @@ class _Walk:
             self.follow(base)
         for name, value in list(vars(cls).items()):
             if isinstance(value, _METHODS):
-                self.follow(value)
+                if not _is_generated(cls, value):
+                    self.follow(value)
             elif not (name.startswith("__") and name.endswith("__")) and name != "_abc_impl":
                 is_data = not hasattr(type(value), "__get__") and not issubclass(cls, enum.Enum)
                 if self._value(value) and is_data:
@@ -337,6 +339,14 @@ class _Walk:
 def _is_code(value: Any) -> bool:
     kinds = (types.ModuleType, type, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
     return isinstance(value, (*kinds, functools.partial, functools._lru_cache_wrapper))
+
+
+def _is_generated(cls: type, method: Any) -> bool:
+    """Tell whether dataclasses or attrs wrote a method: its defaults are sentinels and factories of theirs."""
+    if not isinstance(method, types.FunctionType) or not {"__dataclass_fields__", "__attrs_attrs__"} & set(vars(cls)):
+        return False
+    file = method.__code__.co_filename
+    return method.__name__.startswith("__") and (file == "<string>" or file.startswith("<attrs generated"))
 
 
 def _is_own_method(value: Any) -> bool:

@@ -28,10 +28,10 @@ _PLAIN = (
 
 
 def is_immutable(value: Any) -> bool:
-    """Tell whether nothing can change inside of a value."""
+    """Tell whether nothing can change inside of a value; a plain ``object()``, as sentinels are, is such a value."""
     if isinstance(value, (tuple, frozenset)):
         return all(is_immutable(one) for one in value)
-    return isinstance(value, _PLAIN)
+    return isinstance(value, _PLAIN) or type(value) is object
 
 
 def refill(target: Any, source: Any) -> None:
