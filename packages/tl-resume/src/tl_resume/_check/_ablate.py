@@ -42,7 +42,7 @@ def establish(pieces: Sequence[Piece], parts: Parts) -> Cause:
         The cause.
     """
     everything = frozenset(pieces)
-    known: dict[frozenset[Piece], bool] = {frozenset(): True}
+    known: dict[frozenset[Piece], bool] = {frozenset(): True}  # the resumed run itself
 
     def run(put: frozenset[Piece]) -> bool:
         if put not in known:

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 
 from tl_core import Finding, Tolerances, TrainingSetup, standard_step
-from tl_resume._check._ablate import Cause, establish
+from tl_resume._check._ablate import establish
 from tl_resume._check._evidence import Evidence
 from tl_resume._check._loop import Loop, Run, Session, draw
 from tl_resume._check._modules import first_different_module
-from tl_resume._check._report import ResumeReport
+from tl_resume._check._process import check_importable, resumed_elsewhere
+from tl_resume._check._report import ResumeReport, losses_table
 from tl_resume._check._rule_ids import RESUME_FINDINGS, RESUME_NOTES, allowed
 from tl_resume._check._rules import findings, notes
 from tl_resume._check._runs import resumed, saving, uninterrupted
 from tl_resume._check._store import Store
+from tl_resume._files import load_training_state, save_training_state
 from tl_telemetry import Piece
 
 CHECK = "Resume equivalence"
@@ -43,51 +45,166 @@ def check_resume_equivalent(
     atol: float | None = None,
     allow: Iterable[str] = (),
 ) -> ResumeReport:
-    """Check that a run that is saved and resumed is the run that was never interrupted."""
+    """Check that a run that is saved, killed and resumed is the run that was never interrupted.
+
+    The loop is run three times: without interruption; without interruption, but with ``save`` in the middle, which
+    must change nothing; and resumed, from a fresh setup with another seed that ``load`` restores. Losses and weights
+    are compared step by step, and the whole state right after loading and at the end. Where the runs part, the resumed
+    half is run again with what differed put back, until it is established which piece it was.
+
+    What the step uses outside of the setup (globals, closure cells, defaults, the object that it is bound to) is set
+    back before each run, as a new process would find it. All random number generators are put back at the end.
+
+    Args:
+        make_setup: ``make_setup()`` or ``make_setup(device)``; returns a fresh ``TrainingSetup`` or a
+            ``(model, optimizer[, scheduler[, scaler[, state]]])`` tuple.
+        data: one batch, a list of batches (cycled), an iterable such as a DataLoader, or a function from the step
+            index to a batch. Drawn once: every run gets copies of the same batches at the same steps.
+        step: ``step(setup, batch)``, the training step; returns a scalar loss or a dict of named ones.
+        loss_fn: ``loss_fn(model, batch)`` instead of ``step``; ``standard_step`` does the rest.
+        steps: how many steps the uninterrupted run has; at least 2.
+        resume_at: the step before which is saved, from 1 to ``steps - 1``. None: half of the steps, moved on to the
+            first after a step that changed the weights, so that no gradients are pending.
+        save: ``save(setup, path)``, the person's own; makes a file or a folder at ``path`` (a ``pathlib.Path``), which
+            does not exist yet. None, with ``load``: ``save_training_state``.
+        load: ``load(setup, path)``; restores what ``save`` wrote into a fresh setup. None: ``load_training_state``.
+        restores_step: demand that ``load`` returns the step to go on from, or sets ``setup.step_index`` to it. Without
+            it, ``setup.step_index`` is set for the step anyway.
+        make_step: ``make_step()`` builds the step anew for each run, instead of ``step``.
+        fresh_process: run the resumed half in a spawned process. The functions must be at the top of a module.
+        device: where the model and the batches are put.
+        seed: seeds python, numpy and torch before ``make_setup`` is called; the resumed setup gets the next one.
+        rtol: relative tolerance of losses and weights; None is that of ``training_resume`` in ``tl_core.Tolerances``
+            (1e-5).
+        atol: absolute tolerance; None is that of ``training_resume`` (1e-6).
+        allow: ids of rules that are allowed to be broken.
+
+    Returns:
+        The report.
+
+    Raises:
+        TypeError, ValueError: an argument is not what is allowed. Exceptions from the given code pass through, with a
+            note of the step and phase they came from.
+    """
     rules = allowed(allow, (*RESUME_FINDINGS, *RESUME_NOTES))
+    _check_arguments(step, loss_fn, make_step, steps, resume_at, save, load)
     tolerance = Tolerances().get("training_resume", device, rtol=rtol, atol=atol)
-    chosen = _choose_step(step, loss_fn, make_step)
-    loop = Loop(
+    save = save_training_state if save is None else save
+    load = load_training_state if load is None else load
+    functions = {}
+    if fresh_process:
+        functions = check_importable(
+            make_setup=make_setup, step=step, loss_fn=loss_fn, make_step=make_step, save=save, load=load
+        )
+    if loss_fn is not None:
+        step = standard_step(loss_fn)
+    batches = draw(data, steps, seed)
+    loop = Loop(make_setup, step, make_step, save, load, batches, steps, device, seed, restores_step)
+    with tempfile.TemporaryDirectory(prefix="tl-resume-") as name:
+        folder = Path(name)
+        for part in ("saved", "tensors", "elsewhere"):
+            (folder / part).mkdir()
+        path = folder / "saved" / "checkpoint"
+        session = Session(loop, Store(folder / "tensors"))
+        try:
+            full = uninterrupted(session)
+            at, moved = _resume_at(resume_at, full, steps)
+            saved = saving(session, at, path)
+            if fresh_process:
+                back = resumed_elsewhere(session, functions, at, path, folder / "elsewhere", saved.saved)
+            else:
+                back = resumed(session, at, path, saved=saved.saved)
+            evidence = Evidence(loop, at, full, saved, back, tolerance)
+            if evidence.diverged is not None and evidence.saving_parts is None:
+                _explain(session, evidence, path, fresh_process)
+            return _report(evidence, rules, moved, session.cost)
+        finally:
+            session.outside.reset()
+
+
+def assert_resume_equivalent(
+    make_setup: Callable[..., Any],
+    data: Any,
+    step: Callable[[TrainingSetup, Any], Any] | None = None,
+    *,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    steps: int = 8,
+    resume_at: int | None = None,
+    save: Callable[[TrainingSetup, Path], Any] | None = None,
+    load: Callable[[TrainingSetup, Path], Any] | None = None,
+    restores_step: bool = False,
+    make_step: Callable[[], Callable[[TrainingSetup, Any], Any]] | None = None,
+    fresh_process: bool = False,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    rtol: float | None = None,
+    atol: float | None = None,
+    allow: Iterable[str] = (),
+) -> ResumeReport:
+    """Assert that a run that is saved, killed and resumed is the run that was never interrupted.
+
+    The arguments are those of ``check_resume_equivalent``.
+
+    Example:
+        >>> import torch
+        >>> def make_setup():
+        ...     model = torch.nn.Linear(4, 1)
+        ...     return model, torch.optim.Adam(model.parameters())
+        >>> report = assert_resume_equivalent(
+        ...     make_setup, torch.randn(8, 4), loss_fn=lambda model, batch: model(batch).pow(2).mean()
+        ... )
+        >>> print(report)
+        Resume equivalence: passed
+
+    Returns:
+        The report, when all is well.
+
+    Raises:
+        CheckFailed: the resumed run is another one, or something was not restored.
+        NotJudged: the loop differs so much from itself that nothing can be told.
+        TypeError, ValueError: an argument is not what is allowed.
+    """
+    return check_resume_equivalent(
         make_setup,
-        chosen,
-        make_step,
-        save,
-        load,
-        draw(data, steps, seed),
-        steps,
-        device,
-        seed,
-        restores_step,
-    )
-    with tempfile.TemporaryDirectory(prefix="tl-resume-") as folder:
-        (Path(folder) / "tensors").mkdir()
-        session = Session(loop, Store(Path(folder) / "tensors"))
-        (Path(folder) / "saved").mkdir()
-        path = Path(folder) / "saved" / "checkpoint"
-        full = uninterrupted(session)
-        at, moved = _resume_at(resume_at, full, steps)
-        saved = saving(session, at, path)
-        back = resumed(session, at, path, saved=saved.saved)
-        evidence = Evidence(loop, at, full, saved, back, tolerance)
-        if evidence.diverged is not None and evidence.saving_parts is None:
-            _ablate(session, evidence, path)
-            if not findings(evidence) or evidence.cause is None or not evidence.cause.complete:
-                evidence.first_module = first_different_module(session, at, path, evidence.diverged.step)
-        return _report(evidence, rules, moved, session.cost)
+        data,
+        step,
+        loss_fn=loss_fn,
+        steps=steps,
+        resume_at=resume_at,
+        save=save,
+        load=load,
+        restores_step=restores_step,
+        make_step=make_step,
+        fresh_process=fresh_process,
+        device=device,
+        seed=seed,
+        rtol=rtol,
+        atol=atol,
+        allow=allow,
+    ).require()
 
 
-def _ablate(session: Session, evidence: Evidence, path: Path) -> None:
-    """Run the resumed half again, with pieces put back, to establish which of them makes the runs part."""
-
-    def parts(put: frozenset[Piece]) -> bool:
-        run = resumed(session, evidence.resume_at, path, saved=evidence.save.saved, put=put).run
-        evidence.trials[put] = run
-        return evidence.parted(run) is not None
-
-    pieces = list(evidence.by_piece)
-    if pieces:
-        evidence.cause = establish(pieces, parts)
-    evidence.__dict__.pop("still_different", None)
+def _check_arguments(step: Any, loss_fn: Any, make_step: Any, steps: Any, resume_at: Any, save: Any, load: Any) -> None:
+    given = {"step": step, "loss_fn": loss_fn, "make_step": make_step}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        raise TypeError(
+            f"pass one of step, loss_fn and make_step, got {' and '.join(names) or 'none'}: step(setup, batch) trains, "
+            "loss_fn(model, batch) only computes the loss, make_step() builds a step for each run"
+        )
+    for name, value in (*given.items(), ("save", save), ("load", load)):
+        if value is not None and not callable(value):
+            raise TypeError(f"{name} must be a function, got {type(value).__name__}")
+    if (save is None) != (load is None):
+        missing = "save" if save is None else "load"
+        raise TypeError(f"pass both save and load, or neither (the training state is saved then); {missing} is missing")
+    for name, value in (("steps", steps), ("resume_at", resume_at)):
+        if isinstance(value, bool) or not isinstance(value, (int, type(None))):
+            raise TypeError(f"{name} must be an int, got {type(value).__name__} {value!r}")
+    if steps is None or steps < 2:
+        raise ValueError(f"steps must be at least 2, one before and one after the resume; got {steps}")
+    if resume_at is not None and not 1 <= resume_at < steps:
+        raise ValueError(f"resume_at must be from 1 to steps - 1 = {steps - 1}, got {resume_at}")
 
 
 def _resume_at(given: int | None, full: Run, steps: int) -> tuple[int, bool]:
@@ -96,49 +213,62 @@ def _resume_at(given: int | None, full: Run, steps: int) -> tuple[int, bool]:
         return given, False
     half = steps // 2
     for at in range(half, steps):
-        before = full.trace.norms(at - 2) if at >= 2 else None
-        if before is None or before != full.trace.norms(at - 1):
+        if at < 2 or full.trace.norms(at - 2) != full.trace.norms(at - 1):
             return at, at != half
     return half, False
 
 
-def _report(evidence: Evidence, rules: frozenset[str], moved: bool, cost: float) -> ResumeReport:
-    found = [finding for finding in findings(evidence) if finding.rule not in rules]
-    told = [note for note in notes(evidence) if note.rule not in rules]
-    if moved:
-        half = evidence.loop.steps // 2
-        told.insert(
-            0,
-            Finding(
-                "resume-moved",
-                f"resumed at step {evidence.resume_at} instead of {half}: the steps before {half} had left the weights "
-                "as they were, so gradients may have been pending (pass resume_at to save there all the same)",
-                "",
-                "",
-            ),
-        )
+def _explain(session: Session, evidence: Evidence, path: Path, fresh_process: bool) -> None:
+    """Run the resumed half again, with pieces put back, to establish which of them makes the runs part."""
+    saved, at = evidence.save.saved, evidence.resume_at
+
+    def parts(put: frozenset[Piece]) -> bool:
+        run = resumed(session, at, path, saved=saved, put=put).run
+        evidence.trials[put] = run
+        return evidence.parted(run) is not None
+
+    if fresh_process and not parts(frozenset()):
+        evidence.only_elsewhere = True
+        return
+    pieces = list(evidence.by_piece)
+    if pieces:
+        evidence.cause = establish(pieces, parts)
+    if evidence.cause is not None and evidence.cause.complete:
+        return
+    warm = resumed(session, at, path, saved=saved, put=pieces, warm=True).run
+    evidence.warm_agrees = evidence.parted(warm) is None
+    assert evidence.diverged is not None
+    if not findings(evidence):
+        evidence.first_module = first_different_module(session, at, path, evidence.diverged.step)
+
+
+def _report(evidence: Evidence, allow: frozenset[str], moved: bool, cost: float) -> ResumeReport:
+    found = tuple(finding for finding in findings(evidence) if finding.rule not in allow)
+    told = [note for note in notes(evidence) if note.rule not in allow]
+    if moved and "resume-moved" not in allow:
+        told.insert(0, _moved(evidence))
     trace, back = evidence.full.trace, evidence.resumed.run.trace
     return ResumeReport(
         CHECK,
-        tuple(found),
+        found,
         tuple(told),
-        judged=bool(found) or evidence.repeatable,
+        detail=losses_table(evidence) if found and evidence.diverged is not None else "",
+        judged=evidence.repeatable,
         resume_at=evidence.resume_at,
-        continuous=tuple(trace.losses(s)[trace.main_loss] for s in trace.steps),
-        resumed=tuple(back.losses(s)[back.main_loss] for s in back.steps),
+        continuous=tuple(trace.losses(step)[trace.main_loss] for step in trace.steps),
+        resumed=tuple(back.losses(step)[back.main_loss] for step in back.steps),
         state_differences=tuple(evidence.differences),
         diverged_at=None if evidence.diverged is None else evidence.diverged.step,
         cost=cost,
     )
 
 
-def _choose_step(step: Any, loss_fn: Any, make_step: Any) -> Any:
-    return step if step is not None or make_step is not None else standard_step(loss_fn)
-
-
-def assert_resume_equivalent(*args: Any, **kwargs: Any) -> ResumeReport:
-    """Assert it."""
-    return check_resume_equivalent(*args, **kwargs).require()
-
-
-__all__ = ["Cause", "assert_resume_equivalent", "check_resume_equivalent"]
+def _moved(evidence: Evidence) -> Finding:
+    half = evidence.loop.steps // 2
+    return Finding(
+        "resume-moved",
+        f"resumed at step {evidence.resume_at} instead of {half}: step {half - 1} left the weights as they were, "
+        "so that gradients may have been pending",
+        "",
+        f"pass resume_at={half} to save there all the same",
+    )

@@ -37,6 +37,9 @@ class Evidence:
         tolerance: how far figures may lie apart.
         cause: what ablation established; None where nothing had to be.
         trials: the resumed halves of the ablation, by the pieces that were put back.
+        warm_agrees: whether loading into a setup that was trained up to the checkpoint gives the uninterrupted run,
+            where a fresh setup does not even with every difference put back; None where that was not tried.
+        only_elsewhere: whether the runs part in a fresh process, and not in this one.
         first_module: which module's output differs first, where nothing else explains that the runs part.
     """
 
@@ -48,6 +51,8 @@ class Evidence:
     tolerance: Tolerance
     cause: Cause | None = None
     trials: dict[frozenset[Piece], Run] = field(default_factory=dict)
+    warm_agrees: bool | None = None
+    only_elsewhere: bool = False
     first_module: str = ""
 
     @cached_property
@@ -176,7 +181,8 @@ class Evidence:
         run = self.resumed.run
         if self.cause is not None and not self.cause.complete:
             run = self.trials.get(frozenset(self.by_piece), run)
-        assert self.full.ledger is not None and run.ledger is not None
+        assert self.full.ledger is not None
+        assert run.ledger is not None
         return describe_position(self.full.ledger, run.ledger, self.resume_at)
 
 

@@ -1,4 +1,4 @@
-"""The person's loop, as it is run again and again: from a fresh setup, with the same batches, in a clean process state."""
+"""The person's loop, run again and again: from a fresh setup, with the same batches, in a clean process state."""
 
 from __future__ import annotations
 

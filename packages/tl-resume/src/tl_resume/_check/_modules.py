@@ -1,4 +1,4 @@
-"""Names the first module whose output differs between two runs, by running both again to the step at which they part."""
+"""Names the first module whose output differs between two runs, by running both to the step at which they part."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tl_resume._check._loop import Run
 from tl_telemetry import Piece, StateCapture, StateDifference
 
 _LOW_PRECISION = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -61,7 +60,8 @@ def origin(
 
 
 def _is_rounded(saved: Tensor | None, loaded: Tensor | None, dtype: torch.dtype) -> bool:
-    assert saved is not None and loaded is not None
+    assert saved is not None
+    assert loaded is not None
     if not saved.is_floating_point() or not loaded.is_floating_point():
         return False
     return torch.equal(saved.to(dtype).to(torch.float64), loaded.to(torch.float64))
@@ -73,8 +73,8 @@ def _elsewhere(tensors: Sequence[StateDifference], saved: StateCapture) -> Origi
         places.setdefault(digest, []).append((piece, path))
     sources: list[list[tuple[Piece, tuple[Any, ...]]]] = []
     for difference in tensors:
-        digest = _digest(difference.b)
-        found = places.get(digest, []) if digest is not None else []
+        own_digest = _digest(difference.b)
+        found = places.get(own_digest, []) if own_digest is not None else []
         # an all-zero state is at home everywhere
         tensor = difference.tensor_b()
         if not found or tensor is None or not bool(tensor.any()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tl_core import Report
+from tl_resume._check._evidence import Evidence
 from tl_telemetry import StateDifference
 
 
@@ -28,6 +29,21 @@ class ResumeReport(Report):
     state_differences: tuple[StateDifference, ...] = ()
     diverged_at: int | None = None
     cost: float = 0.0
+
+
+def losses_table(evidence: Evidence) -> str:
+    """Show the main losses of both runs around the step at which they part."""
+    found = evidence.diverged
+    assert found is not None
+    full, back = evidence.full.trace, evidence.resumed.run.trace
+    first = max(evidence.resume_at - 1, found.step - 3)
+    rows = [("step", "uninterrupted", "resumed")]
+    for step in full.steps[first : found.step + 4]:
+        resumed = f"{back.losses(step)[back.main_loss]:.6g}" if step in back.steps else "(saved after it)"
+        rows.append((str(step), f"{full.losses(step)[full.main_loss]:.6g}", resumed))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return f"{full.main_loss}:\n" + "\n".join(f"  {line.rstrip()}" for line in lines)
 
 
 ResumeReport.__module__ = "tl_resume"

@@ -89,6 +89,7 @@ def resumed(
     *,
     saved: StateCapture,
     put: Iterable[Piece] = (),
+    warm: bool = False,
 ) -> ResumedRun:
     """Build a fresh setup, load the checkpoint, and run the rest.
 
@@ -98,10 +99,12 @@ def resumed(
         path: the checkpoint.
         saved: the state when saved.
         put: pieces of it that are put back after loading.
+        warm: load into a setup that was trained up to the checkpoint with the saved run's seed, instead of a fresh one:
+            what lies in its hidden places (a generator, a worker) is then where it was when saved.
     """
     loop = session.loop
     orders: list[dict[str, list[list[str]]]] = []
-    seed = (loop.seed + 1) % 2**32
+    seed = loop.seed if warm else (loop.seed + 1) % 2**32
     for _ in range(_MAX_FRESH):
         with session.fresh(seed) as (setup, step, outside, run):
             orders.append(run.order)
@@ -111,6 +114,8 @@ def resumed(
                 continue
             setup.step_index = 0 if loop.restores_step else resume_at
             with Ledger(setup) as run.ledger:
+                if warm:
+                    session.train(setup, step, run, 0, resume_at, what="repeated run")
                 with noted("raised in load(), with a fresh setup"), watch_restores(setup, session, saved) as restored:
                     returned = loop.load(setup, path)
                 step_index = setup.step_index

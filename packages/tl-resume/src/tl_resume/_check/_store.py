@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,27 +29,49 @@ class Store:
         """Keep a tensor's content; what was kept before with the same content is kept once."""
         host, digest = _digest(tensor)
         if digest not in self._kept:
-            self._kept[digest] = self._load_of(host, tensor)
+            self._kept[digest] = self._written(host, digest, tensor)
         return self._kept[digest], digest
 
     def mark(self, tensor: Tensor) -> tuple[None, bytes]:
         """Keep only a tensor's digest."""
         return None, _digest(tensor)[1]
 
-    def _load_of(self, host: Tensor, tensor: Tensor) -> Callable[[], Tensor]:
-        shape, dtype = tensor.shape, tensor.dtype
+    def _written(self, host: Tensor, digest: bytes, tensor: Tensor) -> Callable[[], Tensor]:
         if host.numel() < _IN_MEMORY_BYTES:
-            kept = host.clone()
-            return lambda: kept.clone().view(dtype).reshape(shape)
-        path = self._folder / f"{len(self._kept)}.tensor"
-        num_bytes = host.numel()
-        with path.open("wb") as file:
-            file.write(_bytes(host))
-        return lambda: torch.from_file(str(path), size=num_bytes, dtype=torch.uint8).view(dtype).reshape(shape)
+            return _InMemory(host.clone(), tensor.dtype, tensor.shape)
+        path = self._folder / digest.hex()
+        path.write_bytes(_bytes(host))
+        return _InFile(str(path), host.numel(), tensor.dtype, tensor.shape)
+
+
+@dataclass(frozen=True)
+class _InMemory:
+    """Gives a copy of a tensor back. Can be pickled, as a result of a process that was spawned for the check."""
+
+    content: Tensor
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def __call__(self) -> Tensor:
+        return self.content.clone().view(self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class _InFile:
+    """Reads a tensor from its file, page by page as it is looked at."""
+
+    path: str
+    num_bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def __call__(self) -> Tensor:
+        content = torch.from_file(self.path, size=self.num_bytes, dtype=torch.uint8)
+        return content.view(self.dtype).reshape(self.shape)
 
 
 def _digest(tensor: Tensor) -> tuple[Tensor, bytes]:
-    """Return a tensor's bytes (uint8, one dimension, on the CPU) and their digest, which tells dtypes and shapes apart."""
+    """Return a tensor's bytes (uint8, one dimension, on the CPU), and a digest of them, its dtype and its shape."""
     host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     hashed = xxhash.xxh3_128(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     hashed.update(_bytes(host))
@@ -57,5 +80,6 @@ def _digest(tensor: Tensor) -> tuple[Tensor, bytes]:
 
 def _bytes(host: Tensor) -> memoryview:
     """See the bytes of a CPU tensor of uint8 without copying them, and without numpy."""
-    array = (ctypes.c_char * host.numel()).from_address(host.data_ptr()) if host.numel() else b""
-    return memoryview(array).cast("B")
+    if not host.numel():
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * host.numel()).from_address(host.data_ptr())).cast("B")

@@ -30,7 +30,7 @@ class Uses:
         self._functions = list(functions)
 
     def decides(self, difference: StateDifference) -> bool:
-        """Tell whether the loop decides by the value at a difference's place."""
+        """Tell whether the loop decides by the value that an earlier step left at a difference's place."""
         return self.site(difference) is not None
 
     def site(self, difference: StateDifference) -> str | None:
@@ -53,7 +53,7 @@ def _last_name(difference: StateDifference) -> str:
 
 def _followed(functions: Iterable[Any]) -> Iterator[types.FunctionType]:
     """Yield the functions, and those of the person's code that they name."""
-    waiting, seen = list(functions), set()
+    waiting, seen = list(functions), set[types.FunctionType]()
     while waiting and len(seen) < _MAX_FUNCTIONS:
         value = waiting.pop(0)
         value = getattr(value, "func", value)  # partial
@@ -64,7 +64,7 @@ def _followed(functions: Iterable[Any]) -> Iterator[types.FunctionType]:
             waiting += [m for m in vars(value).values() if isinstance(m, types.FunctionType)]
             continue
         if not isinstance(value, types.FunctionType) and callable(value):
-            value = getattr(type(value), "__call__", None)
+            value = vars(type(value)).get("__call__")
         if not isinstance(value, types.FunctionType) or value in seen or not is_own_namespace(value.__globals__):
             continue
         seen.add(value)
@@ -98,12 +98,13 @@ def _deciding_names(function: types.FunctionType) -> Iterator[tuple[str, int]]:
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):  # no source to be had, or a lambda in the middle of an expression
         return
-    aliases = _aliases(tree)
+    aliases, recomputed = _aliases(tree), _recomputed(tree)
     for node in ast.walk(tree):
         for part in _decisions(node):
             for name, line in _names(part):
                 for alias in (name, *aliases.get(name, ())):
-                    yield alias, first + line - 1
+                    if line <= recomputed.get(alias, line):
+                        yield alias, first + line - 1
 
 
 def _decisions(node: ast.AST) -> list[ast.AST]:
@@ -131,9 +132,40 @@ def _names(node: ast.AST) -> Iterator[tuple[str, int]]:
             yield part.attr, part.lineno
         elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
             yield part.id, part.lineno
-        elif isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Constant):
-            if isinstance(part.slice.value, str):
-                yield part.slice.value, part.lineno
+        elif isinstance(part, ast.Subscript) and (key := _string_key(part)) is not None:
+            yield key, part.lineno
+
+
+def _recomputed(tree: ast.AST) -> dict[str, int]:
+    """Return, for each name that a function sets anew whatever it was before, the first line that does so."""
+    lines: dict[str, int] = {}
+    waiting = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)][:1]
+    statements: list[ast.stmt] = list(waiting[0].body) if waiting else []
+    while statements:
+        statement = statements.pop(0)
+        if isinstance(statement, ast.With):
+            statements = [*statement.body, *statements]
+        elif isinstance(statement, ast.Assign):
+            read = {name for name, _ in _names(statement.value)}
+            for target in statement.targets:
+                for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    name = _set_name(part)
+                    if name is not None and name not in read:
+                        lines.setdefault(name, statement.lineno)
+    return lines
+
+
+def _set_name(target: ast.AST) -> str | None:
+    if isinstance(target, ast.Attribute):
+        return target.attr
+    return target.id if isinstance(target, ast.Name) else _string_key(target)
+
+
+def _string_key(node: ast.AST) -> str | None:
+    """Return the key of ``x["key"]``."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        return node.slice.value
+    return None
 
 
 def _aliases(tree: ast.AST) -> dict[str, set[str]]:

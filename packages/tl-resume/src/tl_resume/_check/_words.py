@@ -67,9 +67,13 @@ def _rest(path: Sequence[object]) -> str:
 
 def values(differences: Sequence[StateDifference], *, then: str = "when saved", now: str = "after loading") -> str:
     """Say what some differences are: ``lr 0.05 when saved, 0.1 after loading``, the first ones only."""
-    shown = [one(difference, then=then, now=now) for difference in differences[:_MAX_SHOWN]]
-    rest = len(differences) - len(shown)
-    return "; ".join(shown) + (f"; and {rest} more" if rest else "")
+    tensors = [d for d in differences if d.tensor is not None and d.tensor.num_elements > 1]
+    rest = [d for d in differences if len(tensors) < 2 or d not in tensors]
+    shown = [one(difference, then=then, now=now) for difference in rest[:_MAX_SHOWN]]
+    if len(tensors) > 1:
+        shown.insert(0, f"{len(tensors)} tensors differ, {one(tensors[0], then=then, now=now)}")
+    hidden = len(rest) - _MAX_SHOWN
+    return "; ".join(shown) + (f"; and {hidden} more" if hidden > 0 else "")
 
 
 def one(difference: StateDifference, *, then: str = "when saved", now: str = "after loading") -> str:
@@ -109,5 +113,10 @@ def parting(found: Divergence, kind: str = "resumed") -> str:
 
 def listed(pieces: Iterable[Piece]) -> str:
     """Write pieces as a list in words."""
-    names = [title(piece) for piece in pieces]
+    return listed_names(map(title, pieces))
+
+
+def listed_names(given: Iterable[object]) -> str:
+    """Write names as a list in words."""
+    names = [str(name) for name in given]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

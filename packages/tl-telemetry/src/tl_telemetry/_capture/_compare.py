@@ -63,7 +63,7 @@ class StateDifference:
 
     @property
     def kind(self) -> str:
-        """What lies there: ``"tensor"``, ``"generator"``, ``"iterator"``, ``"number"``, ``"value"`` or ``"structure"``."""
+        """What lies there: ``"tensor"``, ``"generator"``, ``"iterator"``, ``"number"``, ``"value"``, ``"structure"``."""
         node = self.a if self.a is not None else self.b
         if isinstance(node, TensorNode):
             return "tensor"
@@ -132,10 +132,22 @@ def shown(node: Node | None) -> str:
     if isinstance(node, Generator):
         return f"a {node.kind} in another state"
     if isinstance(node, Cursor):
-        return f"a {node.kind}" + ("" if node.position is None else f" at {node.position}")
+        return f"a {node.kind} at {_standing(node.position)}"
     if isinstance(node, Alias):
         return node.path
-    return type(node.value if isinstance(node, Opaque) else node).__name__
+    return node.type_name if isinstance(node, Opaque) else type(node).__name__
+
+
+def _standing(position: Any) -> str:
+    """Say where an iterator stands: the item of a sequence, or the counters of the iterators that it is made of."""
+    if isinstance(position, int):
+        return f"item {position}"
+    if isinstance(position, tuple) and position[:1] == ("iter",) and len(position) == 3:
+        return f"item {position[2]} of {position[1]}"
+    if isinstance(position, tuple) and position[:1] == ("iter",):
+        return "its end" if position[1:] == (0,) else "item 0"
+    inner = [part for part in position or () if isinstance(part, tuple)]
+    return _standing(inner[0]) if inner else f"{position[-1]}" if position else "an unknown place"
 
 
 def compare_captures(
@@ -218,7 +230,7 @@ class _Comparison:
         if isinstance(a, Cursor) and isinstance(b, Cursor):
             return a.kind == b.kind and bool(a.position == b.position)
         if isinstance(a, Opaque) and isinstance(b, Opaque):
-            return type(a.value) is type(b.value)
+            return a.type_name == b.type_name
         return a is None and b is None
 
     @staticmethod

@@ -155,12 +155,12 @@ def _position(value: Any, data: dict[int, Any]) -> Any:
     """
     if not isinstance(value, _COPYABLE):
         raise _NoCopyError
-    function, *state = value.__reduce__()
-    parts = []
-    for part in itertools.chain(state[0], state[1:]):
+    reduced: tuple[Any, ...] = tuple(value.__reduce__())
+    function, parts = reduced[0], []
+    for part in (*reduced[1], *reduced[2:]):
         if isinstance(part, Iterator):
             parts.append(_position(part, data))
-        elif isinstance(part, (int, float)) or part is None or (isinstance(part, tuple) and all(isinstance(item, (int, float)) for item in part)):
+        elif all(isinstance(item, (int, float, type(None))) for item in (part if isinstance(part, tuple) else [part])):
             parts.append(part)
         else:
             data[id(part)] = part

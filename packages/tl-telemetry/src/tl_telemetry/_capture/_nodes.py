@@ -81,6 +81,7 @@ class Alias:
 class Opaque:
     """A thing that is not looked into (a function, a class, a file, a lock); two of one type count as equal."""
 
+    type_name: str
     value: Any
 
 

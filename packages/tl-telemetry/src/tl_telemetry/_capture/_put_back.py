@@ -193,6 +193,7 @@ class _PutBack:
         return self._known.get(key.path, key) if isinstance(key, Alias) else key
 
     def _sequence(self, node: Container, live: Any) -> Any:
+        make: Any = node.type
         old = list(live) if isinstance(live, (list, tuple)) or hasattr(live, "maxlen") else []
         if None in node.items:
             whole = node.items[None]
@@ -201,16 +202,16 @@ class _PutBack:
             padded = old + [_MISSING] * (len(node.items) - len(old))
             made = [self.value(v, o) for v, o in zip(node.items.values(), padded, strict=False)]
         if node.kind == "tuple":
-            return node.type(*made) if hasattr(node.type, "_fields") else tuple(made)
-        if type(live) is node.type and node.kind == "list":
+            return make(*made) if hasattr(make, "_fields") else tuple(made)
+        if type(live) is make and node.kind == "list":
             live.clear()
             live.extend(made)
             return live
-        if type(live) is node.type and hasattr(live, "clear"):
+        if type(live) is make and hasattr(live, "clear"):
             live.clear()
             live.update(made)
             return live
-        return node.type(made)
+        return make(made)
 
     def _attributes(self, live: Any, node: Node) -> None:
         if not isinstance(node, Container):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_core import TrainingSetup
 from tl_telemetry._capture._kinds import generator_state, is_library
-from tl_telemetry._capture._nodes import Alias, Container, Generator, Node, Plain, Stateful, TensorNode
+from tl_telemetry._capture._nodes import Alias, Container, Cursor, Generator, Node, Opaque, Plain, Stateful, TensorNode
 from tl_telemetry._capture._walk import Keep, Walk, keep_in_memory, module_tensors
 
 # What every optimizer of torch has beside its state and groups: arguments and machinery.
@@ -67,11 +67,32 @@ class StateCapture:
         items = node.items.values() if isinstance(node, Container) else ()
         return {item.shape for item in items if isinstance(item, TensorNode)}
 
+    def portable(self) -> StateCapture:
+        """Return the same capture without the objects that it refers to, so that it can go to another process.
+
+        It can be compared, and its tensors read; iterators cannot be put back from it.
+        """
+        nodes = {path: _portable(node) for path, node in self.nodes.items()}
+        pieces = {piece: _portable(node) for piece, node in self.pieces.items()}
+        return StateCapture(pieces, self.order, self.uncopied, nodes)
+
     def resolve(self, node: Node) -> Node:
         """Return what an alias stands for."""
         while isinstance(node, Alias) and node.path in self.nodes:
             node = self.nodes[node.path]
         return node
+
+
+def _portable(node: Node) -> Node:
+    if isinstance(node, Container):
+        items = {key: _portable(item) for key, item in node.items.items()}
+        known = node.type.__module__ in ("builtins", "collections")
+        return Container(node.kind, node.type if known else object, items)
+    if isinstance(node, Stateful):
+        return Stateful(object, _portable(node.state))
+    if isinstance(node, Opaque):
+        return Opaque(node.type_name, None)
+    return Cursor(node.kind, node.position, None) if isinstance(node, Cursor) else node
 
 
 def _digests_below(node: Node | None) -> Iterator[tuple[tuple[Any, ...], bytes]]:

@@ -49,6 +49,11 @@ def keep_in_memory(tensor: Tensor) -> tuple[Callable[[], Tensor] | None, bytes |
     return lambda: copied, None
 
 
+def opaque(value: Any) -> Opaque:
+    """Make a node of a thing that is not looked into."""
+    return Opaque(type(value).__name__, value)
+
+
 class Walk:
     """One capture's walk; what was met before becomes an ``Alias``, over all roots.
 
@@ -80,9 +85,9 @@ class Walk:
         if (met := self._seen.get(id(value))) is not None and met != path:  # a root is met before it is walked
             return Alias(met)
         if isinstance(value, (types.ModuleType, types.FunctionType, type, types.BuiltinFunctionType, types.MethodType)):
-            return Opaque(value)
+            return opaque(value)
         if depth > _MAX_DEPTH:
-            return Opaque(value)
+            return opaque(value)
         self.meet(value, path)
         made = self.nodes[path] = self._made(value, path, depth)
         return made
@@ -97,14 +102,14 @@ class Walk:
         if generator_kind(value) is not None:
             return Generator(str(generator_kind(value)), generator_state(value))
         if is_array(value):
-            return Plain((str(value.dtype), value.shape, value.tobytes())) if value.dtype.kind != "O" else Opaque(value)
+            return Plain((str(value.dtype), value.shape, value.tobytes())) if value.dtype.kind != "O" else opaque(value)
         if is_iterator(value):
             return self._iterator(value, path)
         return self._container(value, path, depth)
 
     def _tensor(self, value: Tensor) -> Node:
         if is_lazy(value) or value.device.type == "meta":
-            return Opaque(value)
+            return opaque(value)
         real = value.detach()
         if real.layout is not torch.strided:
             real = real.to_dense()
@@ -164,7 +169,7 @@ class Walk:
                 node = self.node(held, f"{path}.{name}", depth + 10)
                 if not isinstance(node, (Opaque, Plain)) and (not isinstance(node, Container) or node.items):
                     items[name] = node
-        return Container("object", type(value), items) if items else Opaque(value)
+        return Container("object", type(value), items) if items else opaque(value)
 
     def attributes(self, value: Any, path: str, depth: int = 0) -> dict[Any, Node]:
         """Make nodes of an object's attributes (of ``__dict__`` and of slots)."""
@@ -233,7 +238,7 @@ def clean_module_names(module: nn.Module) -> Mapping[str, nn.Module]:
 
 
 def module_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers (persistent or not) of a module by name, tied ones under each of their names."""
+    """Return the parameters and buffers (persistent or not) of a module by name, tied ones under each name."""
     tensors: dict[str, Tensor] = dict(parameter_names(module, remove_duplicate=False))
     for raw, buffer in module.named_buffers(remove_duplicate=False):
         name = ".".join(piece for piece in raw.split(".") if piece != "_orig_mod")

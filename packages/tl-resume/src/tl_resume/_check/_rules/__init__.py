@@ -20,6 +20,7 @@ RULES: tuple[Rule, ...] = (
     hidden.attributes,
     hidden.outside,
     steps.not_restored,
+    steps.fresh_process,
 )
 
 

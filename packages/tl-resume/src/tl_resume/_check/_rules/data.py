@@ -60,7 +60,8 @@ def position(evidence: Evidence) -> Iterator[Finding]:
         yield _finding(evidence, "data-position-not-restored", seen, _CAUSE, _FIX, caused[0].piece)
     elif evidence.diverged is not None and _established(evidence):
         first = where.first_step
-        if where.kind in ("restarted", "behind", "ahead") and first is not None and first <= evidence.diverged.step:
+        told = where.kind in ("restarted", "behind", "ahead") or (where.kind == "other" and evidence.warm_agrees)
+        if told and first is not None and first <= evidence.diverged.step:
             yield Finding(
                 "data-position-not-restored",
                 f"{where.seen}; {parting(evidence.diverged)}",
@@ -94,5 +95,5 @@ def _finding(evidence: Evidence, rule: str, seen: str, cause: str, fix: str, pie
         back = "with it put back" if len(evidence.cause.pieces) == 1 else "with everything of these findings put back"
         seen += f"; {parting(found)}; {back} after loading, the resumed run is the uninterrupted one"
     else:
-        seen += f"; {parting(found)}; without it they part, with every difference put back they do not"
+        seen += f"; {parting(found)}, and not with every difference put back; without it they part"
     return Finding(rule, seen, cause, fix, steps=(found.step,), evidence={"is_cause": True, "piece": title(piece)})

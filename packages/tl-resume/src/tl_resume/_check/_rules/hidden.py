@@ -19,15 +19,15 @@ def attributes(evidence: Evidence) -> Iterator[Finding]:
             if not all(d.kind in ("generator", "iterator") for d in differences) and not _stateful(differences):
                 yield _finding(evidence, piece, "attribute-not-restored", differences)
         elif deciding := [d for d in _lost(evidence, differences) if _decides(evidence, d)]:
-            yield _undecided(evidence, piece, deciding)
+            yield _without_effect(evidence, piece, deciding)
 
 
 def outside(evidence: Evidence) -> Iterator[Finding]:
     """Something outside of the setup (a global, a closure cell, the step's own object) makes the runs part."""
     for piece, differences in evidence.by_piece.items():
-        if piece.kind == "outside" and evidence.is_cause(piece):
-            if not all(d.kind in ("generator", "iterator") for d in differences):
-                yield _finding(evidence, piece, "outside-state-not-restored", differences)
+        own = not all(d.kind in ("generator", "iterator") for d in differences)
+        if piece.kind == "outside" and own and evidence.is_cause(piece):
+            yield _finding(evidence, piece, "outside-state-not-restored", differences)
 
 
 def unsaved(evidence: Evidence) -> Iterator[Finding]:
@@ -48,15 +48,23 @@ def unsaved(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _lost(evidence: Evidence, differences: list[StateDifference]) -> list[StateDifference]:
-    """Return what training had changed, and what is still different at the end."""
+    """Return what training had changed, and what is still different at the end.
+
+    A counter or a best score by which the loop decides need not be: it may have been set again on the way, in this run.
+    """
     return [
         d
         for d in differences
         if d.kind not in ("generator", "iterator")
         and any(p == d.piece and path[: len(d.path)] == d.path for p, path in evidence.moved)
-        and evidence.remains(d)
+        and (evidence.remains(d) or (_is_number(d) and _decides(evidence, d)))
         and (d.piece, d.path) not in evidence.unsteady
     ]
+
+
+def _is_number(difference: StateDifference) -> bool:
+    values = difference.plain_a, difference.plain_b
+    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
 def _decides(evidence: Evidence, difference: StateDifference) -> bool:
@@ -77,13 +85,14 @@ def _stateful(differences: list[StateDifference]) -> bool:
 
 def _finding(evidence: Evidence, piece: Piece, rule: str, differences: list[StateDifference]) -> Finding:
     found = evidence.diverged
-    assert found is not None and evidence.cause is not None
+    assert found is not None
+    assert evidence.cause is not None
     others = len(evidence.cause.pieces) > 1
     if evidence.cause.enough:
         back = "with everything of these findings put back" if others else "with it put back"
         effect = f"{parting(found)}; {back} after loading, the resumed run is the uninterrupted one"
     else:
-        effect = f"{parting(found)}; without it they part, with every difference put back they do not"
+        effect = f"{parting(found)}, and not with every difference put back; without it they part"
     where = "the setup" if rule == "attribute-not-restored" else "a place outside of the setup"
     return Finding(
         rule,
@@ -95,12 +104,13 @@ def _finding(evidence: Evidence, piece: Piece, rule: str, differences: list[Stat
     )
 
 
-def _undecided(evidence: Evidence, piece: Piece, differences: list[StateDifference]) -> Finding:
+def _without_effect(evidence: Evidence, piece: Piece, differences: list[StateDifference]) -> Finding:
     sites = [site for d in differences if (site := evidence.loop_uses.site(d))]
+    still = "; still different at the end of the run" if all(map(evidence.remains, differences)) else ""
     uses = f"; the loop decides by it ({', '.join(dict.fromkeys(sites))})" if sites else ""
     return Finding(
         "attribute-not-restored",
-        f"{values(differences)}; still so at the end of the run{uses}",
+        f"{values(differences)}{still}{uses}",
         "training changes it, and the checkpoint does not carry it; there was no effect on the losses yet",
         _fix(piece, differences),
         steps=(evidence.resume_at,),

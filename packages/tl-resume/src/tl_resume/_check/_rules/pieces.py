@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence
 from tl_resume._check._origin import Origin, origin
-from tl_resume._check._words import listed, parting, tensor_names, title, values
+from tl_resume._check._words import listed, listed_names, parting, tensor_names, title, values
 from tl_telemetry import Piece, StateDifference
 
 _RULE = {
@@ -34,7 +35,7 @@ _CONSEQUENCE = {
 _FIX = {
     "weights": "save model.state_dict() and load it with model.load_state_dict(), strict",
     "module attributes": "save these attributes, or make buffers of them, which state_dict() carries",
-    "optimizer state": "save optimizer.state_dict() and load it with optimizer.load_state_dict() once the optimizer is built",
+    "optimizer state": "save optimizer.state_dict() and load it with optimizer.load_state_dict(), once that is built",
     "optimizer attributes": "carry these attributes in the optimizer's state_dict()",
     "param groups": "load the whole optimizer.state_dict(), its param_groups included, and change nothing after it",
     "scheduler": "save scheduler.state_dict() and load it with scheduler.load_state_dict() after the optimizer's",
@@ -46,7 +47,7 @@ _FIX = {
 
 
 def order_varies(evidence: Evidence) -> Iterator[Finding]:
-    """``make_setup`` gives an optimizer its parameters in another order from call to call, and load() goes by position."""
+    """``make_setup`` gives an optimizer its parameters in another order in each call, and load() goes by position."""
     saved = evidence.save.run.order
     for other in [evidence.full.order, *evidence.resumed.orders]:
         for name, groups in saved.items():
@@ -59,8 +60,8 @@ def order_varies(evidence: Evidence) -> Iterator[Finding]:
                     f"make_setup() gives optimizer {name!r} its parameters in another order from call to call: "
                     f"place {at} holds {_at(first, at)} in the run that saves and {_at(second, at)} in another setup; "
                     f"after loading, {_differing(evidence, Piece('optimizer state', name))}",
-                    "optimizer.load_state_dict() goes by position, so that each parameter gets the state of another one; "
-                    "a set (or anything that is ordered by id or hash) makes such an order",
+                    "optimizer.load_state_dict() goes by position, so that each parameter gets the state of another "
+                    "one; a set (or anything that is ordered by id or hash) makes such an order",
                     "build the parameter list in a fixed order: model.parameters(), or sorted by name",
                     evidence={"is_cause": True, "optimizer": name},
                 )
@@ -73,6 +74,7 @@ def _at(names: Sequence[str], place: int) -> str:
 
 def not_restored(evidence: Evidence) -> Iterator[Finding]:
     """A piece of the training state is another one after loading, and stays so or makes the runs part."""
+    found: list[Finding] = []
     reordered = {f.evidence["optimizer"] for f in order_varies(evidence)}
     for piece, differences in evidence.by_piece.items():
         rule = _RULE.get(piece.kind)
@@ -84,7 +86,28 @@ def not_restored(evidence: Evidence) -> Iterator[Finding]:
                 continue
             differences = [d for d in differences if evidence.remains(d) and not _is_unsteady(evidence, d)]
         if differences:
-            yield _finding(evidence, piece, rule, differences, cause)
+            found.append(_finding(evidence, piece, rule, differences, cause))
+    yield from _merged(found)
+
+
+_ONE_MISTAKE = ("checkpoint-by-reference", "loaded-in-lower-precision", "restored-then-overwritten")
+
+
+def _merged(found: list[Finding]) -> Iterator[Finding]:
+    """Make one finding of several pieces that suffered from one mistake."""
+    for rule in dict.fromkeys(finding.rule for finding in found):
+        same = [finding for finding in found if finding.rule == rule]
+        first = same[0]
+        if rule not in _ONE_MISTAKE or len(same) == 1:
+            yield from same
+            continue
+        heads = [str(finding.evidence["differs"]) for finding in same]
+        yield replace(
+            first,
+            seen="; ".join(heads) + first.seen.removeprefix(heads[0]),
+            cause=first.cause.replace(str(first.evidence["piece"]), listed_names([f.evidence["piece"] for f in same])),
+            parameters=tuple(dict.fromkeys(name for finding in same for name in finding.parameters)),
+        )
 
 
 def _is_unsteady(evidence: Evidence, difference: StateDifference) -> bool:
@@ -101,10 +124,10 @@ def _finding(
     if any(piece in r.right for r in restores):
         rule = "restored-then-overwritten"
         cause = (
-            f"{title(piece)} was as saved when its load_state_dict() returned, and load() changed it after that; "
-            "building a scheduler writes lr and initial_lr of its optimizer, and loading one thing may overwrite another"
+            f"{title(piece)}: as saved when load_state_dict() returned, and changed by load() after that; building a "
+            "scheduler writes lr and initial_lr of its optimizer, and loading one thing may overwrite another"
         )
-        fix = "build everything first, then restore: model, optimizer, scheduler, in this order, and change nothing after it"
+        fix = "build everything first, then restore: model, optimizer, scheduler, and change nothing after that"
     elif come is not None and come.kind == "rounded":
         rule = "loaded-in-lower-precision"
         cause = (
@@ -131,7 +154,7 @@ def _finding(
         fix,
         steps=(evidence.diverged.step,) if evidence.diverged is not None else (evidence.resume_at,),
         parameters=tuple(dict.fromkeys(str(d.path[0]) for d in differences if piece.kind == "weights")),
-        evidence={"is_cause": is_cause, "piece": title(piece)},
+        evidence={"is_cause": is_cause, "piece": title(piece), "differs": seen},
     )
 
 
@@ -151,7 +174,8 @@ def _differing(evidence: Evidence, piece: Piece) -> str:
         lost = [d for d in differences if d.b is None]
         names = tensor_names(lost or differences, evidence.weight_names)
         return f"the gradients of {names}, accumulated before step {evidence.resume_at}, are not there after loading"
-    return f"{title(piece)} differs after loading: {values(differences)}"
+    verb = "differ" if piece.kind in ("param groups", "modes") else "differs"
+    return f"{title(piece)} {verb} after loading: {values(differences)}"
 
 
 def _effect(evidence: Evidence, piece: Piece, is_cause: bool) -> str:
@@ -164,7 +188,7 @@ def _effect(evidence: Evidence, piece: Piece, is_cause: bool) -> str:
     with_it = f"with {listed([piece, *others])} put back" if others else "with it put back"
     if evidence.cause.enough:
         return f"; {parting(found)}; {with_it} after loading, the resumed run is the uninterrupted one"
-    return f"; {parting(found)}; without it they part, with every difference put back they do not"
+    return f"; {parting(found)}, and not with every difference put back; without it they part"
 
 
 def _generic_cause(evidence: Evidence, piece: Piece, come: Origin | None) -> str:
@@ -196,9 +220,13 @@ def _from_elsewhere(piece: Piece, rule: str, come: Origin) -> tuple[str, str, st
     return rule, f"the loaded values are the ones that {title(come.source)} held when saved", _FIX[piece.kind]
 
 
+def _first(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+
+
 def _not_strict(missing: Sequence[str], unexpected: Sequence[str]) -> tuple[str, str]:
     parts = [
-        f"{len(keys)} key{'s' if len(keys) != 1 else ''} {word} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})"
+        f"{len(keys)} {'key' if len(keys) == 1 else 'keys'} {word} ({_first(keys)})"
         for word, keys in (("missing", missing), ("unexpected", unexpected))
         if keys
     ]

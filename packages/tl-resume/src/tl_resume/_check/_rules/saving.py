@@ -29,8 +29,8 @@ def changes_training(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 "saving-changes-training",
                 f"the run that saves before step {evidence.resume_at} is not the run that does not save: "
-                f"{parting(parts, 'with the save')}; no difference is left in what could be compared right after saving",
-                "save() changed something that the setup does not show (a file that the loop reads, state of a library)",
+                f"{parting(parts, 'with the save')}; right after saving, nothing that was compared differs",
+                "save() changed something that the setup does not show: a file that the loop reads, a library's state",
                 "make save() read only, and put back what it has to change",
                 steps=(parts.step,),
                 evidence={"is_cause": True},
@@ -85,7 +85,7 @@ def _modules(names: list[str]) -> str:
 
 def _cause(changed: dict[Piece, list[StateDifference]]) -> str:
     if Piece("modes") in changed and len(changed) == 1:
-        return "save() calls eval() (or train()) on the model and does not switch back: dropout and batch norm act otherwise"
+        return "save() switches the mode and does not switch back: dropout and batch norm act otherwise from then on"
     differences = changed.get(Piece("weights"), [])
     if differences and all(_rounded(d) for d in differences):
         return "save() converts the live model to a lower precision: training goes on with the rounded weights"

@@ -6,6 +6,23 @@ from collections.abc import Iterator
 
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence
+from tl_resume._check._words import parting
+
+
+def fresh_process(evidence: Evidence) -> Iterator[Finding]:
+    """The resumed run is the uninterrupted one in this process, and not in a fresh one."""
+    if not evidence.only_elsewhere or evidence.diverged is None:
+        return
+    yield Finding(
+        "fresh-process-differs",
+        f"resumed in a fresh process, {parting(evidence.diverged)}; resumed in this process, the run is the "
+        "uninterrupted one",
+        "not established; the loop depends on something that lives as long as the process: module state that importing "
+        "sets, the order of a set of strings (PYTHONHASHSEED), an environment variable, a cache of a library",
+        "save that state, or make it the same in every process",
+        steps=(evidence.diverged.step,),
+        evidence={"is_cause": True},
+    )
 
 
 def not_restored(evidence: Evidence) -> Iterator[Finding]:

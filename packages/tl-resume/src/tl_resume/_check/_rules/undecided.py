@@ -22,6 +22,11 @@ def diverges(evidence: Evidence) -> Iterator[Finding]:
         seen = f"right after loading, everything that was compared is as saved: {_compared(evidence)}"
     if evidence.first_module:
         seen += f"; {evidence.first_module}"
+    if evidence.warm_agrees:
+        seen += (
+            f"; loaded into a setup that was trained up to step {evidence.resume_at}, the checkpoint gives the "
+            "uninterrupted run: what is lost is something that a fresh setup does not have"
+        )
     open_ = ["state that could not be looked into"]
     if evidence.save.saved.uncopied:
         open_ = [f"{path} (a {kind})" for path, kind in evidence.save.saved.uncopied.items()]

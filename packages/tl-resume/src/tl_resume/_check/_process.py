@@ -1,0 +1,175 @@
+"""Runs the resumed half in a process of its own, as a real resume does."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import multiprocessing
+import pickle
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tl_core import standard_step
+from tl_resume._check._loop import Loop, Session
+from tl_resume._check._runs import ResumedRun, resumed
+from tl_resume._check._store import Store
+from tl_telemetry import StateCapture
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function by the name and the file of its module, as another process can find it."""
+
+    module: str
+    file: str | None
+    name: str
+
+    def find(self) -> Any:
+        """Import the module and return the function."""
+        value: Any = _module(self.module, self.file)
+        for part in self.name.split("."):
+            value = getattr(value, part)
+        return value
+
+
+@dataclass(frozen=True)
+class _Task:
+    functions: dict[str, Function]
+    batches: list[Any]
+    steps: int
+    device: str
+    seed: int
+    restores_step: bool
+    resume_at: int
+    path: str
+    folder: str
+    saved: StateCapture
+    num_threads: int
+
+
+def check_importable(**functions: Callable[..., Any] | None) -> dict[str, Function]:
+    """Name the functions of a loop so that a spawned process can import them.
+
+    Args:
+        functions: by the names of the arguments; those that are None are left out.
+
+    Raises:
+        ValueError: one is no plain function or class of an importable module.
+    """
+    return {argument: _named(value, argument) for argument, value in functions.items() if value is not None}
+
+
+def _named(value: Any, argument: str) -> Function:
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    found = sys.modules.get(module) if isinstance(module, str) else None
+    reached: Any = found
+    for part in name.split("."):
+        reached = getattr(reached, part, None)
+    if found is None or reached is not value:
+        shown = name or type(value).__name__
+        raise ValueError(
+            f"fresh_process=True needs functions that a new process can import; {argument} is {shown}, "
+            "which is no function at the top of a module (a local function, a lambda, a bound method or a partial)"
+        )
+    spec = getattr(found, "__spec__", None)
+    public = spec.name if module == "__main__" and spec is not None else module
+    file = getattr(found, "__file__", None)
+    if module == "__main__" and file is None:
+        raise ValueError(f"fresh_process=True needs functions of a file; {argument} was typed into an interpreter")
+    return Function(str(public), file, name)
+
+
+def _module(name: str, file: str | None) -> Any:
+    if name in sys.modules and name != "__main__":
+        return sys.modules[name]
+    try:
+        if name != "__main__":
+            module = importlib.import_module(name)
+            if file is None or Path(str(module.__file__)).samefile(file):
+                return module
+    except ImportError:  # a test file, which pytest imports by its path
+        pass
+    alias = "__tl_main__" if name == "__main__" else name
+    if alias in sys.modules:
+        return sys.modules[alias]
+    spec = importlib.util.spec_from_file_location(alias, str(file))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[alias] = module
+    sys.path.insert(0, str(Path(str(file)).parent))  # what a script imports from beside it
+    spec.loader.exec_module(module)
+    return module
+
+
+def resumed_elsewhere(
+    session: Session, functions: dict[str, Function], resume_at: int, path: Path, folder: Path, saved: StateCapture
+) -> ResumedRun:
+    """Run the resumed half in a spawned process.
+
+    Args:
+        session: what the runs share.
+        functions: the functions of the loop, named by ``check_importable``.
+        resume_at: the step to go on from.
+        path: the checkpoint.
+        folder: an empty folder for the tensors that come back.
+        saved: the state when saved.
+
+    Raises:
+        ValueError: a batch cannot be sent to another process.
+    """
+    loop = session.loop
+    task = _Task(
+        functions,
+        loop.batches,
+        loop.steps,
+        str(loop.device),
+        loop.seed,
+        loop.restores_step,
+        resume_at,
+        str(path),
+        str(folder),
+        saved.portable(),
+        torch.get_num_threads(),
+    )
+    try:
+        pickle.dumps(task.batches)
+    except Exception as error:  # noqa: BLE001  a batch of the person's own class may refuse in any way
+        raise ValueError(f"fresh_process=True needs batches that can be sent to a process: {error}") from None
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        run = pool.submit(_run, task).result()
+    session.cost += (loop.steps - resume_at) / loop.steps
+    return run
+
+
+def _run(task: _Task) -> ResumedRun:
+    torch.set_num_threads(task.num_threads)  # other numbers of threads add up in another order
+    found = {argument: function.find() for argument, function in task.functions.items()}
+    step = standard_step(found["loss_fn"]) if "loss_fn" in found else found.get("step")
+    loop = Loop(
+        found["make_setup"],
+        step,
+        found.get("make_step"),
+        found["save"],
+        found["load"],
+        task.batches,
+        task.steps,
+        task.device,
+        task.seed,
+        task.restores_step,
+    )
+    back = resumed(Session(loop, Store(Path(task.folder))), task.resume_at, Path(task.path), saved=task.saved)
+    back.run.start, back.run.end = back.run.start.portable(), back.run.finished.portable()
+    return replace(
+        back, loaded=back.loaded.portable(), returned=_plain(back.returned), step_index=_plain(back.step_index)
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
