@@ -2,18 +2,16 @@ import copy
 import gc
 import io
 import pickle
-import sys
 import threading
 import weakref
 
 import pytest
 import torch
 import torch.utils.checkpoint
-from tl_resume._check import _draws
 from tl_resume._check._content import content_digest
 from tl_resume._check._ledger import Drawn, Ledger
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from tl_core import TrainingSetup
@@ -310,172 +308,6 @@ def test_a_scripted_model_is_left_alone():
     assert ledger.inputs == {0: (inputs_digest(batch(2)),)}
 
 
-def draw_steps(setup, batches, num_before=0):
-    """Draw, with one batch a step after those before the first."""
-    with Ledger(setup) as ledger:
-        for _ in range(num_before):
-            next(batches)
-        for step in range(2):
-            ledger.begin_step(step)
-            next(batches)
-    return ledger.drawn
-
-
-def test_draws_have_the_indices_of_their_batch():
-    """A loader is named by its path in the setup; what is drawn before the first step stands at -1."""
-    setup = make_setup()
-    setup.loader = loader()
-    assert draw_steps(setup, iter(setup.loader), 1) == {-1: (drawn(0, 1),), 0: (drawn(2, 3),), 1: (drawn(4, 5),)}
-    setup = make_setup(data={"train": 1}, loader=loader())
-    named = draw_steps(setup, iter(setup.state["loader"]))
-    assert named == {0: (drawn(0, 1, name="setup.state['loader']"),), 1: (drawn(2, 3, name="setup.state['loader']"),)}
-    setup.trainer = type("Plain", (), {})()
-    setup.trainer.loader, setup.pair = loader(), [None, loader()]
-    assert draw_steps(setup, iter(setup.trainer.loader))[0] == (drawn(0, 1, name="setup.trainer.loader"),)
-    assert draw_steps(setup, iter(setup.pair[1]))[0] == (drawn(0, 1, name="setup.pair[1]"),)
-    assert draw_steps(setup, iter(loader()))[0] == (drawn(0, 1, name="DataLoader"),)
-
-
-@pytest.mark.parametrize("entered", ["before", "in the middle"])
-def test_workers_draw_ahead(entered):
-    """With workers each batch has its own indices, also of an iterator that was asked ahead before, where known."""
-    setup = make_setup()
-    setup.loader = loader(num_workers=2, persistent_workers=True, shuffle=False)
-    if entered == "before":
-        with Ledger(setup) as ledger:
-            for step in range(2):
-                ledger.begin_step(step)
-                for _ in setup.loader:
-                    pass
-        epoch = (drawn(0, 1), drawn(2, 3), drawn(4, 5), drawn(6, 7))
-        assert ledger.drawn == {0: epoch, 1: epoch}
-    else:
-        setup.loader = loader(count=12, num_workers=1, prefetch_factor=1)
-        batches = iter(setup.loader)
-        next(batches)
-        unknown = Drawn("setup.loader", drawn(2, 3).content, None)
-        assert draw_steps(setup, batches) == {0: (unknown,), 1: (drawn(4, 5),)}
-
-
-class Numbers(IterableDataset):
-    def __iter__(self):
-        return iter(range(4))
-
-
-def test_loaders_without_indices():
-    """An iterable data set and a sampler of names give no indices; a loader without batches gives single ones."""
-    setup = make_setup()
-    setup.loader = DataLoader(Numbers())
-    assert [one.indices for (one,) in draw_steps(setup, iter(setup.loader)).values()] == [None, None]
-    setup.loader = DataLoader({"a": 1, "b": 2}, sampler=["a", "b"])
-    assert [one.indices for (one,) in draw_steps(setup, iter(setup.loader)).values()] == [None, None]
-    setup.loader = DataLoader(TensorDataset(torch.arange(3)), batch_size=None)
-    assert [one.indices for (one,) in draw_steps(setup, iter(setup.loader)).values()] == [(0,), (1,)]
-    setup.loader = DataLoader(TensorDataset(torch.arange(4)), batch_sampler=torch.arange(4).reshape(2, 2))
-    assert [one.indices for (one,) in draw_steps(setup, iter(setup.loader)).values()] == [(0, 1), (2, 3)]
-
-
-class Broken(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        if index == 0:
-            raise KeyError(index)
-        return index
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_data_set_that_raises_does_not_shift_the_indices(workers):
-    """The batch after the one that could not be read has its own indices."""
-    setup = make_setup()
-    setup.loader = DataLoader(Broken(), batch_size=1, num_workers=workers)
-    with Ledger(setup) as ledger:
-        batches = iter(setup.loader)
-        with pytest.raises(KeyError):
-            next(batches)
-        next(batches)
-    assert ledger.drawn == {-1: (Drawn("setup.loader", content_digest(torch.tensor([1])), (1,)),)}
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata with torch 2.13
-@pytest.mark.parametrize("workers", [0, 1])
-def test_stateful_data_loader(workers):
-    """torchdata's loader resumes under the ledger as without; the batches that it passes over reach nobody."""
-    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
-    setup = make_setup()
-    setup.loader = loader(stateful, num_workers=workers, snapshot_every_n_steps=4)
-    batches = iter(setup.loader)
-    for _ in range(2):
-        next(batches)
-    saved = setup.loader.state_dict()
-    setup.loader.load_state_dict(saved)
-    with Ledger(setup) as ledger:
-        ledger.begin_step(2)
-        for _ in setup.loader:
-            pass
-    assert ledger.drawn == {2: (drawn(4, 5), drawn(6, 7))}
-    assert not hasattr(vars(stateful)["_get_iterator"], "__wrapped__")
-    assert _draws._patched == []
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning", "ignore:The PyTorch API of nested:UserWarning")
-@pytest.mark.filterwarnings("ignore:.*quantiz:UserWarning", "ignore:.*quantiz:DeprecationWarning")
-def test_digests_tell_contents_apart():
-    """Dtype, shape, layout and bytes count, wherever they stand; equal contents have one digest."""
-    numpy = pytest.importorskip("numpy")
-    steps = torch.arange(6, dtype=torch.int32)
-
-    class Sample:
-        def __init__(self, x):
-            self.x = x
-
-    different = [
-        steps,
-        steps.float(),
-        steps.reshape(2, 3),
-        steps.reshape(2, 3).to_sparse(),
-        steps.reshape(2, 3).float().to_sparse_csr(),
-        steps.reshape(2, 3).float().to_sparse_csc(),
-        torch.nested.nested_tensor([steps.float(), steps[:2].float()]),
-        torch.nested.nested_tensor([steps.float(), steps[:2].float()], layout=torch.jagged),
-        torch.quantize_per_tensor(steps.float(), 0.1, 0, torch.qint8),
-        steps.bfloat16(),
-        steps.to("meta"),
-        torch.tensor(1j).conj(),
-        torch.tensor(1j),
-        torch.tensor(5),
-        torch.empty(0),
-        torch.empty(0, 2),
-        steps.numpy(),
-        numpy.float32(1.0),
-        numpy.array([None, 1]),
-        [1, 2],
-        [[1], 2],
-        (1, 2),
-        {"a": 1},
-        {"b": 1},
-        {1, 2},
-        "a",
-        b"a",
-        1,
-        1.0,
-        True,
-        None,
-        Sample(1),
-        Sample(2),
-    ]
-    digests = [content_digest(value) for value in different]
-    assert len(set(digests)) == len(different)
-    assert digests == [content_digest(value) for value in different]
-    assert content_digest(steps.reshape(2, 3).t()) == content_digest(steps.reshape(2, 3).t().contiguous())
-    assert len(digests[0]) == 32
-    nested, sample = [], Sample(1)
-    nested.append(nested)
-    sample.x = [sample] * 50
-    assert len(content_digest(nested, sample)) == 32
-
-
 def test_a_tensor_inside_of_a_transformation_does_not_fail():
     """What cannot be read from where the hook runs counts by its kind."""
     setup = make_setup()
@@ -483,11 +315,3 @@ def test_a_tensor_inside_of_a_transformation_does_not_fail():
         ledger.begin_step(0)
         torch.func.vmap(setup.model)(torch.ones(3, 2, 2))
     assert [len(digests) for digests in ledger.inputs.values()] == [1]
-
-
-def test_numpy_is_not_needed(monkeypatch):
-    """Digests and indices do without numpy."""
-    expected = content_digest(samples(0, 1))
-    monkeypatch.delitem(sys.modules, "numpy", raising=False)
-    assert content_digest(samples(0, 1)) == expected
-    assert _draws._as_indices([1, 2]) == (1, 2)

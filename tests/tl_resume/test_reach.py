@@ -1,15 +1,10 @@
 import dataclasses
 import functools
 import itertools
-import random
-import sys
-import types
-from collections import deque
 
 import pytest
 import torch
 from tl_resume._check._reach import Place, places
-from tl_resume._check._refill import refill
 
 COUNTER = 0
 LIMIT = 4
@@ -57,48 +52,6 @@ def test_a_global_is_got_set_and_deleted():
         first.delete()
         first.delete()
     assert (COUNTER, "FIRST_BATCH" in globals()) == (0, False)
-
-
-@pytest.fixture
-def train_module(monkeypatch):
-    """A module of the person's that is imported as ``train``."""
-    module = types.ModuleType("train")
-    module.__file__ = "/home/person/train.py"
-    monkeypatch.setitem(sys.modules, "train", module)
-    source = (
-        "best = 1.0\ncalls = 0\nunused = 0\ndef helper():\n    global calls\n    calls += 1\nclass Meter:\n    n = 3\n"
-    )
-    exec(source, vars(module))
-    return module
-
-
-def test_attributes_of_own_modules_are_places_however_they_are_imported(train_module):
-    """Only what is used of a module counts, followed into its functions and classes."""
-
-    def imports(setup, batch):
-        import train
-        import train as alias
-        from train import Meter, helper
-
-        alias.best = min(train.best, batch)
-        helper()
-        return Meter.n
-
-    assert names(imports) == ["train.best", "Meter.n", "train.calls"]
-    place("train.best", imports).set(7.0)
-    assert train_module.best == 7.0
-
-
-def test_a_library_is_not_followed(train_module):
-    """The same module in site-packages belongs to somebody else."""
-    train_module.__file__ = "/usr/lib/python3/site-packages/train.py"
-
-    def step(setup, batch):
-        import train
-
-        train.best = train.helper()
-
-    assert names(step) == []
 
 
 def test_own_code_without_a_file_is_followed():
@@ -364,23 +317,6 @@ def draw():
     return LIMIT
 
 
-def test_relative_imports_are_resolved(train_module):
-    """``from . import`` inside of a function gives the package's module; what is not imported yet is not looked at."""
-    train_module.__name__ = "pack.train"
-    namespace = {"__name__": "pack.step", "__package__": "pack"}
-    source = "def step(s, b):\n    from . import train\n    from .later import x\n    train.best = train.helper()"
-    exec(source, namespace)
-    package = types.ModuleType("pack")
-    package.train = train_module
-    sys.modules["pack"] = package
-    try:
-        assert names(namespace["step"]) == ["pack.train.best", "pack.train.calls"]
-        namespace["__package__"] = None
-        assert names(namespace["step"]) == []
-    finally:
-        del sys.modules["pack"]
-
-
 class Plugin:
     def __init__(self):
         self.hooks = [lambda: LIMIT]
@@ -411,28 +347,3 @@ def test_what_a_function_attribute_holds_is_followed():
     assert names(step) == ["step.seen", "LIMIT"]
     seen.set([1])
     assert step.seen == [1]
-
-
-class Slots:
-    __slots__ = ("__hidden", "value")
-
-    def __init__(self, hidden):
-        self.__hidden = hidden
-
-    def hidden(self):
-        return self.__hidden
-
-
-def test_refill_takes_over_containers_slots_and_generators():
-    """Each kind of object takes over what the other one holds, and only that."""
-    for target, source in (([1], [2, 3]), ({"a": 1}, {"b": 2}), ({1}, {2}), (deque([1]), deque([2]))):
-        refill(target, source)
-        refill(target, target)
-        assert target == source
-    slots, other = Slots(1), Slots(2)
-    slots.value = 1
-    refill(slots, other)
-    assert (slots.hidden(), hasattr(slots, "value")) == (2, False)
-    one, two = random.Random(1), random.Random(2)
-    refill(one, two)
-    assert one.random() == two.random()
