@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 32 << 20
+CHUNK_BYTES = 8 << 20
 
 
 def memory_of(tensor: Tensor) -> memoryview:

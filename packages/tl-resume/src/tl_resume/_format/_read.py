@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -198,15 +199,23 @@ class StateFile:
             advance: Called with the bytes of each tensor that has been read.
         """
         names = []
-        for name, entry in self.tensors.items():
-            if self._digest(entry, None) != entry.digest:
-                names.append(name)
-            advance(entry.nbytes)
+        with ThreadPoolExecutor(_THREADS, "tl-resume-verify") as pool:
+            digests = pool.map(lambda entry: self._digest(entry, None), self.tensors.values())
+            for entry, digest in zip(self.tensors.values(), digests, strict=True):
+                if digest != entry.digest:
+                    names.append(entry.name)
+                advance(entry.nbytes)
         return names
 
     def _stream(self, entry: TensorEntry, verify: bool, into: memoryview) -> None:
-        if not verify:
+        if not verify and into.nbytes < _PARALLEL_BYTES:
             self._fill(self._begin(entry), into)
+        elif not verify:
+            begin, step = self._begin(entry), -(-into.nbytes // _THREADS)
+            with ThreadPoolExecutor(_THREADS, "tl-resume-read") as pool:
+                parts = range(0, into.nbytes, step)
+                for _ in pool.map(lambda first: self._fill(begin + first, into[first : first + step]), parts):
+                    pass  # raises what a part raised
         elif self._digest(entry, into) != entry.digest:
             raise self._differs(entry)
 
@@ -273,6 +282,8 @@ class StateFile:
             begin, into = begin + got, into[got:]
 
 
+_THREADS = min(4, os.cpu_count() or 1)
+_PARALLEL_BYTES = 16 << 20  # below, starting threads costs more than they gain
 _VERIFY_BYTES = 1 << 20  # fits the cache, so that the digest reads there what was just copied
 
 
