@@ -113,7 +113,7 @@ def check_resume_equivalent(
             if fresh_process:
                 back = resumed_elsewhere(session, functions, at, path, folder / "elsewhere", saved.saved)
             else:
-                back = resumed(session, at, path, saved=saved.saved)
+                back = resumed(session, at, path, saved=saved.saved, other_order=full.order)
             evidence = Evidence(loop, at, full, saved, back, tolerance)
             if evidence.diverged is not None and evidence.saving_parts is None:
                 _explain(session, evidence, path, fresh_process)

@@ -21,6 +21,7 @@ from tl_telemetry import (
 )
 
 _NOISE_MARGIN = 3.0  # two repetitions show a part of what a third one may do
+RAISES = "raises "  # how the ``what`` of a divergence begins, where the resumed run raised
 _UNREPEATABLE = 0.1  # relative: above this, a loop that differs from itself tells nothing about a resume
 
 
@@ -138,6 +139,9 @@ class Evidence:
 
     def parted(self, run: Run) -> Divergence | None:
         """Find where a run parts from the uninterrupted one: in its losses, its weights on the way or at the end."""
+        if run.error is not None:
+            step = max(run.trace.steps, default=self.resume_at - 1) + 1
+            return Divergence(step, f"{RAISES}{run.error}", False, None, None)
         rtol, atol = self.rtol, self.tolerance.atol
         found = first_divergence(self.full.trace, run.trace, rtol=rtol, atol=atol, start=self.resume_at)
         if found is not None:

@@ -80,7 +80,8 @@ class Run:
         order: of each optimizer, the names of its parameters.
         start: digests of the fresh setup's state.
         end: the state at the end.
-        uncopied: what could not be copied, by path, with its type.
+        not_in_state_dict: the buffers that the model's ``state_dict`` leaves out.
+        error: what the step raised, where a resumed run raised.
     """
 
     trace: RunTrace
@@ -88,7 +89,8 @@ class Run:
     start: StateCapture
     ledger: Ledger | None = None
     end: StateCapture | None = None
-    uncopied: dict[str, str] = field(default_factory=dict)
+    not_in_state_dict: set[str] = field(default_factory=set)
+    error: str | None = None
 
     @property
     def finished(self) -> StateCapture:
@@ -127,7 +129,7 @@ class Session:
             # a step that was made anew has its own object and closure cells
             outside = self.outside if loop.make_step is None else Outside([step], self.store)
             start = capture_state(setup, outside=outside.values(), keep=self.store.mark)
-            yield setup, step, outside, Run(RunTrace(), start.order, start)
+            yield setup, step, outside, Run(RunTrace(), start.order, start, not_in_state_dict=_left_out(setup))
 
     def train(
         self,
@@ -162,6 +164,15 @@ class Session:
                 result = step(setup, batch)
             run.trace.add(index, result, setup)
         self.cost += (stop - start) / self.loop.steps
+
+
+def _left_out(setup: TrainingSetup) -> set[str]:
+    """Return the buffers that are registered with ``persistent=False``."""
+    names: set[str] = set()
+    for prefix, module in setup.model.named_modules():
+        dotted = ".".join(part for part in prefix.split(".") if part and part != "_orig_mod")
+        names.update(f"{dotted}.{name}" if dotted else name for name in module._non_persistent_buffers_set)
+    return names
 
 
 @contextmanager

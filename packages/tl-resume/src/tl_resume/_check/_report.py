@@ -39,7 +39,12 @@ def losses_table(evidence: Evidence) -> str:
     first = max(evidence.resume_at - 1, found.step - 3)
     rows = [("step", "uninterrupted", "resumed")]
     for step in full.steps[first : found.step + 4]:
-        resumed = f"{back.losses(step)[back.main_loss]:.6g}" if step in back.steps else "(saved after it)"
+        if step in back.steps:
+            resumed = f"{back.losses(step)[back.main_loss]:.6g}"
+        elif step < evidence.resume_at:
+            resumed = "(saved after it)"
+        else:
+            resumed = "(raised)" if step == found.step else ""
         rows.append((str(step), f"{full.losses(step)[full.main_loss]:.6g}", resumed))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -59,7 +59,6 @@ def uninterrupted(session: Session) -> Run:
         with Ledger(setup) as run.ledger:
             session.train(setup, step, run, 0, loop.steps, what="uninterrupted run")
         run.end = session.capture(setup, outside)
-        run.uncopied = run.end.uncopied
     gc.collect()  # optimizers and schedulers refer to each other: the device's memory is free only now
     return run
 
@@ -90,6 +89,7 @@ def resumed(
     saved: StateCapture,
     put: Iterable[Piece] = (),
     warm: bool = False,
+    other_order: dict[str, list[list[str]]] | None = None,
 ) -> ResumedRun:
     """Build a fresh setup, load the checkpoint, and run the rest.
 
@@ -99,6 +99,7 @@ def resumed(
         path: the checkpoint.
         saved: the state when saved.
         put: pieces of it that are put back after loading.
+        other_order: the order of parameters in another setup, which tells whether it varies from call to call.
         warm: load into a setup that was trained up to the checkpoint with the saved run's seed, instead of a fresh one:
             what lies in its hidden places (a generator, a worker) is then where it was when saved.
     """
@@ -109,7 +110,7 @@ def resumed(
         with session.fresh(seed) as (setup, step, outside, run):
             orders.append(run.order)
             # state that is restored by position is at the right parameters by luck, where the orders agree by luck
-            varied = any(order != saved.order for order in orders)
+            varied = any(order not in (None, saved.order) for order in (other_order, *orders))
             if varied and run.order == saved.order and len(orders) < _MAX_FRESH:
                 continue
             setup.step_index = 0 if loop.restores_step else resume_at
@@ -121,7 +122,10 @@ def resumed(
                 step_index = setup.step_index
                 loaded = session.capture(setup, outside)
                 put_back(saved, setup, put, outside=outside.access())
-                session.train(setup, step, run, resume_at, loop.steps, what="resumed run")
+                try:
+                    session.train(setup, step, run, resume_at, loop.steps, what="resumed run")
+                except Exception as error:  # noqa: BLE001  the uninterrupted run did not raise: this is a symptom
+                    run.error = f"{type(error).__name__} ({str(error).splitlines()[0] if str(error) else 'no message'})"
             run.end = session.capture(setup, outside)
             break
     gc.collect()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tl_core import group_names
+from tl_resume._check._evidence import RAISES, Evidence
 from tl_telemetry import Divergence, Piece, StateDifference
 
 _MAX_SHOWN = 4
@@ -38,63 +39,92 @@ def title(piece: Piece) -> str:
 def place(difference: StateDifference) -> str:
     """Name the place of a difference as the person would write it."""
     piece, path = difference.piece, difference.path
-    if piece.kind in ("weights", "gradients"):
-        return str(path[0]) if path else title(piece)
-    if piece.kind == "modes":
-        return f"{path[0] or 'model'}.training"
-    if piece.kind == "param groups":
-        return f"optimizer {piece.name!r} group {path[0]}: {_rest(path[1:])}" if path else title(piece)
-    if piece.kind == "optimizer state":
-        return f"{path[0]}{''.join(f' {part}' for part in path[1:])}" if path else title(piece)
+    if piece.kind in ("weights", "gradients", "modes", "optimizer state"):
+        return below(difference)
     if piece.kind == "module attributes":
         return ".".join(["setup.model", *(str(part) for part in path if part != "")])
     if piece.kind == "outside":
-        return piece.name.split(" (")[0] + _attributes(path) + _bracket(piece.name)
-    return title(piece) + _attributes(path)
+        return _outside(piece.name, path)
+    return title(piece) + (below(difference) if piece.kind in ("state", "attribute") else f" {below(difference)}")
 
 
-def _bracket(name: str) -> str:
-    return " (" + name.split(" (", 1)[1] if " (" in name else ""
+def below(difference: StateDifference) -> str:
+    """Name the place of a difference below its piece, whose title was said before."""
+    piece, path = difference.piece, difference.path
+    if not path:
+        return ""
+    if piece.kind in ("weights", "gradients"):
+        return str(path[0])
+    if piece.kind == "modes":
+        return str(path[0]) or "the model"
+    if piece.kind == "param groups":
+        return f"group {path[0]} {_dotted(path[1:])}".rstrip()
+    if piece.kind == "optimizer state":
+        return " ".join(map(str, path))
+    if piece.kind in ("scheduler", "scaler", "optimizer attributes"):
+        return _dotted(path)
+    return _attributes(path)
+
+
+def _outside(name: str, path: Sequence[object]) -> str:
+    """Write a place outside of the setup: ``COUNT``, ``seen (closure of step)``, ``Trainer.seen (the object ...)``."""
+    owner, parted, kind = name.partition("'s own object (")
+    if parted:
+        return f"{kind.removesuffix(')')}{_attributes(path)} (the object that {owner} is bound to)"
+    own, bracket, rest = name.partition(" (")
+    return own + _attributes(path) + bracket + rest
 
 
 def _attributes(path: Sequence[object]) -> str:
     return "".join(f".{part}" if isinstance(part, str) and part.isidentifier() else f"[{part!r}]" for part in path)
 
 
-def _rest(path: Sequence[object]) -> str:
+def _dotted(path: Sequence[object]) -> str:
     return str(path[0]) + _attributes(path[1:]) if path else ""
 
 
-def values(differences: Sequence[StateDifference], *, then: str = "when saved", now: str = "after loading") -> str:
+def values(
+    differences: Sequence[StateDifference],
+    *,
+    then: str = "when saved",
+    now: str = "after loading",
+    name: Callable[[StateDifference], str] = place,
+) -> str:
     """Say what some differences are: ``lr 0.05 when saved, 0.1 after loading``, the first ones only."""
     tensors = [d for d in differences if d.tensor is not None and d.tensor.num_elements > 1]
     rest = [d for d in differences if len(tensors) < 2 or d not in tensors]
-    shown = [one(difference, then=then, now=now) for difference in rest[:_MAX_SHOWN]]
+    shown = [one(difference, then=then, now=now, name=name) for difference in rest[:_MAX_SHOWN]]
     if len(tensors) > 1:
-        shown.insert(0, f"{len(tensors)} tensors differ, {one(tensors[0], then=then, now=now)}")
+        shown.insert(0, f"{len(tensors)} tensors differ, {one(tensors[0], then=then, now=now, name=name)}")
     hidden = len(rest) - _MAX_SHOWN
     return "; ".join(shown) + (f"; and {hidden} more" if hidden > 0 else "")
 
 
-def one(difference: StateDifference, *, then: str = "when saved", now: str = "after loading") -> str:
+def one(
+    difference: StateDifference,
+    *,
+    then: str = "when saved",
+    now: str = "after loading",
+    name: Callable[[StateDifference], str] = place,
+) -> str:
     """Say what one difference is."""
-    where = place(difference)
+    where = name(difference)
+    lead = f"{where} " if where else ""
     tensor = difference.tensor
-    if tensor is not None and tensor.num_elements > 1:
-        a, b = (f"{value:.6g}" for value in tensor.values)
-        index = ", ".join(map(str, tensor.index))
-        count = f"{tensor.num_different} of {tensor.num_elements} elements differ"
-        return f"{where}: {count}, the most at [{index}] ({a} {then}, {b} {now})"
     if tensor is not None:
         a, b = (f"{value:.6g}" for value in tensor.values)
-        return f"{where}: {a} {then}, {b} {now}"
-    if difference.kind == "generator":
-        return f"{where}: in another state {now} than {then}"
+        if tensor.num_elements == 1:
+            return f"{lead}{a} {then}, {b} {now}"
+        index = ", ".join(map(str, tensor.index))
+        count = f"{tensor.num_different} of {tensor.num_elements} elements"
+        return f"{where + ': ' if where else ''}{count}, the most at [{index}]: {a} {then}, {b} {now}"
     if difference.piece.kind == "modes":
-        modes = {True: "training", False: "eval"}
-        a, b = (modes.get(value, "nothing") for value in (difference.plain_a, difference.plain_b))
-        return f"{where.removesuffix('.training')}: {a} mode {then}, {b} mode {now}"
-    return f"{where}: {difference.shown_a} {then}, {difference.shown_b} {now}"
+        modes = {True: "in training mode", False: "in eval mode"}
+        a, b = (modes.get(value, "missing") for value in (difference.plain_a, difference.plain_b))
+        return f"{lead}{a} {then}, {b} {now}"
+    if difference.kind == "generator":
+        return f"{lead}in another state {now} than {then}"
+    return f"{lead}{difference.shown_a} {then}, {difference.shown_b} {now}"
 
 
 def tensor_names(differences: Iterable[StateDifference], everything: Iterable[str]) -> str:
@@ -104,6 +134,8 @@ def tensor_names(differences: Iterable[StateDifference], everything: Iterable[st
 
 def parting(found: Divergence, kind: str = "resumed") -> str:
     """Say where two runs part."""
+    if found.what.startswith(RAISES):
+        return f"the resumed run {found.what} in step {found.step}, where the uninterrupted one goes on"
     a, b = ("nothing" if value is None else f"{value:.6g}" for value in (found.a, found.b))
     if found.is_loss:
         name = found.what if found.what == "loss" else f"loss {found.what!r}"
@@ -120,3 +152,15 @@ def listed_names(given: Iterable[object]) -> str:
     """Write names as a list in words."""
     names = [str(name) for name in given]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def established(evidence: Evidence, piece: Piece) -> str:
+    """Say that the runs part, and how it was established that a piece makes them."""
+    found, cause = evidence.diverged, evidence.cause
+    assert found is not None
+    assert cause is not None
+    others = [other for other in cause.pieces if other != piece]
+    with_it = f"with {listed([piece, *others])} put back" if others else "with it put back"
+    if cause.enough:
+        return f"; {parting(found)}; {with_it} after loading, the resumed run is the uninterrupted one"
+    return f"; {parting(found)}, and not with every difference put back; without it they part"

@@ -63,7 +63,7 @@ class StateDifference:
 
     @property
     def kind(self) -> str:
-        """What lies there: ``"tensor"``, ``"generator"``, ``"iterator"``, ``"number"``, ``"value"``, ``"structure"``."""
+        """What lies there: ``"tensor"``, ``"generator"``, ``"iterator"``, ``"number"``, ``"value"``, else ``"other"``."""
         node = self.a if self.a is not None else self.b
         if isinstance(node, TensorNode):
             return "tensor"
@@ -73,7 +73,7 @@ class StateDifference:
             return "iterator"
         if isinstance(node, Plain):
             return "number" if isinstance(node.value, (int, float)) else "value"
-        return "structure"
+        return "other"
 
     @property
     def type_name(self) -> str:
@@ -199,6 +199,9 @@ class _Comparison:
             if None in a.items or None in b.items:  # long sequences of plain values
                 if self._sequence(a) != self._sequence(b):
                     yield (), a, b, None
+                return
+            if a.kind in ("list", "tuple") and len(a.items) != len(b.items):
+                yield (), a, b, None
                 return
             for key in dict.fromkeys([*a.items, *b.items]):
                 for path, left, right, tensor in self.differences(a.items.get(key), b.items.get(key)):

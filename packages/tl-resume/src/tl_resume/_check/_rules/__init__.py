@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence
@@ -29,7 +30,16 @@ def findings(evidence: Evidence) -> list[Finding]:
     rank = {rule: index for index, rule in enumerate(RESUME_FINDINGS)}
     found = [finding for rule in RULES for finding in rule(evidence)]
     found.sort(key=lambda f: (not f.evidence.get("is_cause", False), rank[f.rule]))
+    first = next((f for f in found if f.evidence.get("is_cause")), None)
+    found = [f if f is first else _without_effect(f) for f in found]
     return found or list(undecided.diverges(evidence))
+
+
+def _without_effect(finding: Finding) -> Finding:
+    """Leave out how the runs part, which the first finding has said for all pieces of the cause."""
+    if not finding.evidence.get("is_cause"):
+        return finding
+    return replace(finding, seen=finding.seen.removesuffix(str(finding.evidence.get("effect", ""))))
 
 
 def notes(evidence: Evidence) -> list[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence
-from tl_resume._check._words import one, parting, place, title
+from tl_resume._check._words import established, one, parting, place, title
 from tl_telemetry import Piece, StateDifference
 
 _GET_STATE = {
@@ -91,9 +91,6 @@ def _is_loader(difference: StateDifference) -> bool:
 def _finding(evidence: Evidence, rule: str, seen: str, cause: str, fix: str, piece: Piece) -> Finding:
     found = evidence.diverged
     assert found is not None
-    if evidence.cause is not None and evidence.cause.enough:
-        back = "with it put back" if len(evidence.cause.pieces) == 1 else "with everything of these findings put back"
-        seen += f"; {parting(found)}; {back} after loading, the resumed run is the uninterrupted one"
-    else:
-        seen += f"; {parting(found)}, and not with every difference put back; without it they part"
-    return Finding(rule, seen, cause, fix, steps=(found.step,), evidence={"is_cause": True, "piece": title(piece)})
+    effect = established(evidence, piece)
+    told = {"is_cause": True, "piece": title(piece), "effect": effect}
+    return Finding(rule, seen + effect, cause, fix, steps=(found.step,), evidence=told)

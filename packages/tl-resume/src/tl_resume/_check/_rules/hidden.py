@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence
-from tl_resume._check._words import parting, place, title, values
+from tl_resume._check._words import established, place, title, values
 from tl_telemetry import Piece, StateDifference
 
 
@@ -86,21 +86,15 @@ def _stateful(differences: list[StateDifference]) -> bool:
 def _finding(evidence: Evidence, piece: Piece, rule: str, differences: list[StateDifference]) -> Finding:
     found = evidence.diverged
     assert found is not None
-    assert evidence.cause is not None
-    others = len(evidence.cause.pieces) > 1
-    if evidence.cause.enough:
-        back = "with everything of these findings put back" if others else "with it put back"
-        effect = f"{parting(found)}; {back} after loading, the resumed run is the uninterrupted one"
-    else:
-        effect = f"{parting(found)}, and not with every difference put back; without it they part"
+    effect = established(evidence, piece)
     where = "the setup" if rule == "attribute-not-restored" else "a place outside of the setup"
     return Finding(
         rule,
-        f"{values(differences)}; {effect}",
+        values(differences) + effect,
         f"training changes it, and the checkpoint does not carry it: it lies in {where}, which no state_dict() covers",
         _fix(piece, differences),
         steps=(found.step,),
-        evidence={"is_cause": True, "piece": title(piece)},
+        evidence={"is_cause": True, "piece": title(piece), "effect": effect},
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence
 from tl_resume._check._origin import Origin, origin
-from tl_resume._check._words import listed, listed_names, parting, tensor_names, title, values
+from tl_resume._check._words import below, established, listed_names, one, tensor_names, title, values
 from tl_telemetry import Piece, StateDifference
 
 _RULE = {
@@ -59,7 +59,7 @@ def order_varies(evidence: Evidence) -> Iterator[Finding]:
                     "parameter-order-varies",
                     f"make_setup() gives optimizer {name!r} its parameters in another order from call to call: "
                     f"place {at} holds {_at(first, at)} in the run that saves and {_at(second, at)} in another setup; "
-                    f"after loading, {_differing(evidence, Piece('optimizer state', name))}",
+                    f"{_differing(evidence, Piece('optimizer state', name))}",
                     "optimizer.load_state_dict() goes by position, so that each parameter gets the state of another "
                     "one; a set (or anything that is ordered by id or hash) makes such an order",
                     "build the parameter list in a fixed order: model.parameters(), or sorted by name",
@@ -120,6 +120,8 @@ def _finding(
     come = origin(differences, evidence.save.saved, evidence.resumed.run.start, evidence.full.finished)
     seen = _differing(evidence, piece)
     cause, fix = _generic_cause(evidence, piece, come), _FIX[piece.kind]
+    if piece.kind == "weights" and _not_in_state_dict(evidence, piece):
+        fix = "register the buffer with persistent=True, or save and restore it beside the state_dict()"
     restores = [r for r in evidence.resumed.restored if piece in r.pieces]
     if any(piece in r.right for r in restores):
         rule = "restored-then-overwritten"
@@ -147,14 +149,15 @@ def _finding(
         rule, cause, fix = _from_elsewhere(piece, rule, come)
     elif restores and any(r.missing or r.unexpected for r in restores):
         cause, fix = _not_strict(restores[-1].missing, restores[-1].unexpected)
+    effect = _effect(evidence, piece, is_cause)
     return Finding(
         rule,
-        f"{seen}{_effect(evidence, piece, is_cause)}",
+        f"{seen}{effect}",
         cause,
         fix,
         steps=(evidence.diverged.step,) if evidence.diverged is not None else (evidence.resume_at,),
         parameters=tuple(dict.fromkeys(str(d.path[0]) for d in differences if piece.kind == "weights")),
-        evidence={"is_cause": is_cause, "piece": title(piece), "differs": seen},
+        evidence={"is_cause": is_cause, "piece": title(piece), "differs": seen, "effect": effect},
     )
 
 
@@ -163,43 +166,45 @@ def _differing(evidence: Evidence, piece: Piece) -> str:
     differences = evidence.by_piece[piece]
     if piece.kind == "weights":
         names = tensor_names(differences, evidence.weight_names)
-        return f"{names} differ{'s' if len(differences) == 1 else ''} after loading ({values(differences[:1])})"
+        return f"{names} differ{'s' if len(differences) == 1 else ''} after loading ({one(differences[0])})"
     if piece.kind == "optimizer state":
         lost = [d for d in differences if len(d.path) == 1 and d.b is None]
         if lost:
             names = tensor_names(lost, [n for group in evidence.save.run.order.get(piece.name, []) for n in group])
             return f"optimizer {piece.name!r} has no state for {names} after loading, and had it when saved"
-        return f"{title(piece)} differs after loading: {values(differences)}"
+        return f"{title(piece)} differs after loading: {values(differences, name=below)}"
     if piece.kind == "gradients":
         lost = [d for d in differences if d.b is None]
         names = tensor_names(lost or differences, evidence.weight_names)
         return f"the gradients of {names}, accumulated before step {evidence.resume_at}, are not there after loading"
     verb = "differ" if piece.kind in ("param groups", "modes") else "differs"
-    return f"{title(piece)} {verb} after loading: {values(differences)}"
+    return f"{title(piece)} {verb} after loading: {values(differences, name=below)}"
 
 
 def _effect(evidence: Evidence, piece: Piece, is_cause: bool) -> str:
     found = evidence.diverged
     if found is None:
         return "; the losses agree so far" if evidence.repeatable else ""
-    if not is_cause or evidence.cause is None:
-        return ""
-    others = [p for p in evidence.cause.pieces if p != piece]
-    with_it = f"with {listed([piece, *others])} put back" if others else "with it put back"
-    if evidence.cause.enough:
-        return f"; {parting(found)}; {with_it} after loading, the resumed run is the uninterrupted one"
-    return f"; {parting(found)}, and not with every difference put back; without it they part"
+    return established(evidence, piece) if is_cause else ""
 
 
 def _generic_cause(evidence: Evidence, piece: Piece, come: Origin | None) -> str:
     consequence = _CONSEQUENCE.get(piece.kind)
     tail = f": {consequence}" if consequence else ""
+    if piece.kind == "weights" and (hidden := _not_in_state_dict(evidence, piece)):
+        return f"state_dict() leaves {hidden} out (persistent=False): the checkpoint lacks what training made of it"
     if come is not None and come.kind == "fresh":
         return f"load() left it as make_setup() had built it{tail}"
     restored = any(piece in r.pieces for r in evidence.resumed.restored)
     if piece.kind in ("optimizer state", "param groups", "scheduler", "scaler", "state") and not restored:
         return f"it is not in the checkpoint, or load() does not restore it{tail}"
     return f"load() gave it another value than it had when saved{tail}"
+
+
+def _not_in_state_dict(evidence: Evidence, piece: Piece) -> str:
+    names = [str(difference.path[0]) for difference in evidence.by_piece[piece]]
+    left_out = evidence.resumed.run.not_in_state_dict
+    return tensor_names(evidence.by_piece[piece], evidence.weight_names) if left_out.issuperset(names) else ""
 
 
 def _from_elsewhere(piece: Piece, rule: str, come: Origin) -> tuple[str, str, str]:
