@@ -77,25 +77,24 @@ def test_a_wrong_order_would_be_seen(missing, monkeypatch, tmp_path):
 
 
 def test_a_call_that_fails_leaves_the_old_file_and_nothing_else(monkeypatch, tmp_path):
-    """Whichever of the calls fails, the error names the path, and the folder is as it was (or has the new file)."""
+    """Whichever of the calls fails, the error names the path, and the folder has the old file (or the new one)."""
     path = tmp_path / "state"
     with monkeypatch.context() as patch:
-        total = len((calls := Calls(patch)) and (write_state(path, OLD), calls.names)[1])
-    failed = 0
-    for at in range(total):
+        calls = Calls(patch)
+        write_state(path, NEW)
+    replaced = calls.names.index("replace")
+    for at, name in enumerate(calls.names):
+        if name == "close":
+            continue
         write_state(path, OLD)
-        with monkeypatch.context() as patch:
-            calls = Calls(patch, fail_at=at)
-            try:
-                write_state(path, NEW)
-            except OSError as error:
-                failed += 1
-                assert error.errno == errno.ENOSPC
-                if "replace" not in calls.names[:at]:
-                    assert error.filename == str(path)
+        with monkeypatch.context() as patch, pytest.raises(OSError) as caught:
+            Calls(patch, fail_at=at)
+            write_state(path, NEW)
+        assert caught.value.errno == errno.ENOSPC
+        assert at > replaced or caught.value.filename == str(path)
         assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
-        assert _epoch(path) == (2 if "replace" in calls.names[:at] or calls.names[at] == "close" else 1)
-    assert failed >= 6
+        assert _epoch(path) == (2 if at > replaced else 1)
+    assert len(calls.names) > 6
 
 
 def test_an_interrupt_leaves_the_old_file_and_nothing_else(monkeypatch, tmp_path):

@@ -16,7 +16,7 @@ from tl_resume._format import _header as header_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:.*quantize_per_tensor")
 
-Point = namedtuple("Point", "x y")  # noqa: PYI024  the plain kind, which people have
+Point = namedtuple("Point", "x y")
 
 
 @dataclasses.dataclass
@@ -58,7 +58,8 @@ _REFUSED = {
     "generator": (torch.Generator, f"is a torch._C.Generator{_PLAIN}"),
     "defaultdict": (
         lambda: defaultdict(Data),
-        f"is a defaultdict of {Data!r}: factories that can be saved are bool, dict, float, int, list, set, str, tuple and None",
+        f"is a defaultdict of {Data!r}: factories that can be saved are "
+        "bool, dict, float, int, list, set, str, tuple and None",
     ),
     "subclass": (
         lambda: torch.ones(2).as_subclass(Labelled),
@@ -71,7 +72,8 @@ _REFUSED = {
     ),
     "jagged": (
         lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-        "is a torch.nested._internal.nested_tensor.NestedTensor, a tensor subclass: save the plain tensors that it is made of",
+        "is a torch.nested._internal.nested_tensor.NestedTensor, a tensor subclass: "
+        "save the plain tensors that it is made of",
     ),
     "lazy": (
         lambda: torch.nn.LazyLinear(2).weight,
@@ -79,17 +81,19 @@ _REFUSED = {
     ),
     "mkldnn": (lambda: torch.ones(2).to_mkldnn(), "is a tensor of layout _mkldnn: save value.to_dense()"),
     "bits": (
-        lambda: torch.empty(2, dtype=torch.bits8), "is a tensor of dtype bits8, which safetensors cannot carry",
+        lambda: torch.empty(2, dtype=torch.bits8),
+        "is a tensor of dtype bits8, which safetensors cannot carry",
     ),
     "object array": (
-        lambda: np.array([None]), "is a numpy array of dtype object: only numbers, bools, strings, bytes and dates can be saved",
+        lambda: np.array([None]),
+        "is a numpy array of dtype object: only numbers, bools, strings, bytes and dates can be saved",
     ),
     "structured array": (
         lambda: np.zeros(2, dtype=[("a", "<i4")]),
         "is a numpy array of dtype [('a', '<i4')]: only numbers, bools, strings, bytes and dates can be saved",
     ),
     "array subclass": (lambda: np.ma.array([1]), f"is a numpy.ma.MaskedArray{_PLAIN}"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("make", "message"), _REFUSED.values(), ids=_REFUSED)
@@ -149,7 +153,7 @@ def test_a_header_that_safetensors_would_not_read_is_refused(monkeypatch, tmp_pa
     with pytest.raises(ValueError) as caught:
         write_state(tmp_path / "state", {"history": list(range(300_000))})
     assert str(caught.value) == (
-        "the names and the plain values of the state take 2 MB, more than the 100 MB that a safetensors header may have: "
-        "keep long lists of numbers as tensors or arrays"
+        "the names and the plain values of the state take 2 MB, more than the 100 MB that a safetensors header may "
+        "have: keep long lists of numbers as tensors or arrays"
     )
     assert list(tmp_path.iterdir()) == []

@@ -80,10 +80,27 @@ _floats = st.floats(allow_nan=True) | st.sampled_from([math.nan, -math.nan, -0.0
 # every code point, single surrogates included, and two that would make one character
 _text = st.text(st.characters(codec=None, exclude_categories=())) | st.just("\ud83d\ude00") | st.just("$dict")
 _dtypes = [
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
-    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2,
-    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.complex32, torch.complex64, torch.complex128,
-]  # fmt: skip
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+]
 
 
 @st.composite
@@ -120,8 +137,12 @@ _leaves = (
     | st.builds(bytearray, st.binary(max_size=3))
     | st.builds(range, st.integers(), st.integers(), st.integers(1, 9))
     | st.builds(slice, st.none() | st.integers(), st.integers(), st.none())
-    | st.sampled_from([torch.float8_e5m2, torch.device("cuda", 1), torch.strided, torch.channels_last, torch.Size([2, 0])])
-    | st.sampled_from([pathlib.Path("a/b"), pathlib.PurePosixPath("/x"), pathlib.PureWindowsPath("c:\\x"), pathlib.Path()])
+    | st.sampled_from(
+        [torch.float8_e5m2, torch.device("cuda", 1), torch.strided, torch.channels_last, torch.Size([2, 0])]
+    )
+    | st.sampled_from(
+        [pathlib.Path("a/b"), pathlib.PurePosixPath("/x"), pathlib.PureWindowsPath("c:\\x"), pathlib.Path()]
+    )
     | st.builds(lambda code, value: np.dtype(code).type(value), st.sampled_from("fdilBe?"), st.integers(0, 100))
     | _text.filter(lambda text: "\0" not in text).map(np.str_)
     | _tensors()
@@ -135,7 +156,9 @@ _states = st.recursive(
         | st.dictionaries(_keys, inner, max_size=3)
         | st.dictionaries(_text, inner, max_size=3)
         | st.dictionaries(_keys, inner, max_size=3).map(OrderedDict)
-        | st.builds(defaultdict, st.sampled_from([None, list, int, float, dict, set]), st.dictionaries(_keys, inner, max_size=2))
+        | st.builds(
+            defaultdict, st.sampled_from([None, list, int, float, dict, set]), st.dictionaries(_keys, inner, max_size=2)
+        )
         | st.builds(deque, st.lists(inner, max_size=3), st.none() | st.integers(3, 5))
         | st.sets(_keys, max_size=3)
         | st.frozensets(_keys, max_size=3)
@@ -146,9 +169,12 @@ _states = st.recursive(
 
 
 @settings(
-    max_examples=150, derandomize=True, deadline=None, database=None,
+    max_examples=150,
+    derandomize=True,
+    deadline=None,
+    database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)  # fmt: skip
+)
 @given(state=_states)
 def test_any_nested_state_comes_back_bit_for_bit(state, tmp_path):
     """Types, order and bits of every leaf are those that were written."""
@@ -169,8 +195,14 @@ def test_the_safetensors_library_reads_the_file(tmp_path):
     with safe_open(tmp_path / "state", "pt") as file:
         read = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     assert sorted(read) == [
-        "__metadata__#2", "double", "half", "model.c", "model.conv.weight", "model.scale", "optimizer.1.exp_avg",
-    ]  # fmt: skip
+        "__metadata__#2",
+        "double",
+        "half",
+        "model.c",
+        "model.conv.weight",
+        "model.scale",
+        "optimizer.1.exp_avg",
+    ]
     assert torch.equal(read["model.conv.weight"], weight)
     assert torch.equal(read["optimizer.1.exp_avg"], state["optimizer"][1]["exp_avg"])
     assert torch.equal(read["model.c"], state["model"]["c"])
@@ -191,8 +223,11 @@ def test_strides_are_kept(tmp_path):
     with StateFile(path) as file:
         read = file.state()
     assert {name: tensor.stride() for name, tensor in read.items()} == {
-        "channels_last": (48, 1, 12, 3), "turned": (1, 5), "expanded": (1, 0), "gaps": (1,),
-    }  # fmt: skip
+        "channels_last": (48, 1, 12, 3),
+        "turned": (1, 5),
+        "expanded": (1, 0),
+        "gaps": (1,),
+    }
     for name, tensor in state.items():
         assert torch.equal(read[name], tensor)
 
@@ -202,10 +237,16 @@ def test_shared_memory_is_stored_once_and_shared_again(tmp_path):
     weight = torch.nn.Parameter(torch.randn(50, 40))
     buffer = torch.arange(100.0)
     state = {
-        "weight": weight, "tied": weight, "alias": weight.detach(), "column": weight[:, 3], "turned": weight.t(),
-        "views": [buffer[0:60], buffer[40:80]], "apart": buffer[90:],
-        "real": torch.view_as_real(c := torch.randn(3, dtype=torch.complex64)), "complex": c,
-    }  # fmt: skip
+        "weight": weight,
+        "tied": weight,
+        "alias": weight.detach(),
+        "column": weight[:, 3],
+        "turned": weight.t(),
+        "views": [buffer[0:60], buffer[40:80]],
+        "apart": buffer[90:],
+        "real": torch.view_as_real(c := torch.randn(3, dtype=torch.complex64)),
+        "complex": c,
+    }
     path = tmp_path / "state"
     write_state(path, state)
     with StateFile(path) as file:
@@ -238,7 +279,9 @@ def test_conjugate_and_negative_views_are_resolved(tmp_path):
     assert not read["conj"].is_conj()
 
 
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc])
+@pytest.mark.parametrize(
+    "layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]
+)
 def test_sparse_tensors_come_back_sparse(layout, tmp_path):
     """Sparse layouts are stored by their parts."""
     dense = torch.eye(4)

@@ -230,11 +230,17 @@ def _gradients(trained: dict[str, Tensor], saved: dict[str, Any]) -> list[str]:
     if unexpected := [str(name) for name in saved if name not in trained]:
         problems.append(f"unexpected {_listed(unexpected, list(map(str, saved)))}")
     for name, entry in saved.items():
-        shape = (
-            entry.shape if isinstance(entry, TensorEntry) else entry.get("size") if isinstance(entry, dict) else None
-        )
         if name not in trained or is_lazy(trained[name]):
             continue
-        if shape is None or tuple(shape) != tuple(trained[name].shape):
-            problems.append(f"shape of {name} is {tuple(trained[name].shape)}, the file has {shape}")
+        shape, values = None, entry
+        if isinstance(entry, dict):  # the parts of a sparse one
+            shape, values = entry.get("size"), entry.get("values")
+        if not isinstance(values, TensorEntry):
+            problems.append(f"the file's {name} is no tensor")
+            continue
+        shape = values.shape if shape is None else shape
+        if tuple(shape) != tuple(trained[name].shape):
+            problems.append(f"shape of {name} is {tuple(trained[name].shape)}, the file has {tuple(shape)}")
+        if values.dtype != trained[name].dtype:
+            problems.append(f"dtype of {name} is {_dtype(trained[name].dtype)}, the file has {_dtype(values.dtype)}")
     return problems
