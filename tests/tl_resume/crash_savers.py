@@ -153,6 +153,24 @@ def load_safetensors(setup, path):
     setup.model.load_state_dict(load_file(path))
 
 
+def save_numbered(setup, path):
+    """Keep one numbered file, and a log that grows."""
+    path.mkdir(exist_ok=True)
+    write(content(setup), path / "part")
+    os.replace(path / "part", path / f"{setup.step_index:04d}.pt")
+    with open(path.parent / "log.txt", "a") as file:
+        file.write(f"saved step {setup.step_index}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path)
+    for old in sorted(path.glob("*.pt"))[:-1]:
+        old.unlink()
+
+
+def load_numbered(setup, path):
+    load(setup, max(path.glob("*.pt")))
+
+
 # unsafe savers
 
 
@@ -208,6 +226,58 @@ def save_link_first(setup, path):
 
 def load_link(setup, path):
     load(setup, f"{path}/newest/state.pt")
+
+
+def save_number_first(setup, path):
+    path.mkdir(exist_ok=True)
+    write_text(str(setup.step_index), path / "latest.tmp")
+    os.replace(path / "latest.tmp", path / "latest")
+    write(content(setup), path / f"{setup.step_index:04d}.pt")
+    sync_folder(path)
+
+
+def load_number(setup, path):
+    load(setup, path / f"{int((path / 'latest').read_text()):04d}.pt")
+
+
+def save_final_name(setup, path):
+    path.mkdir(exist_ok=True)
+    write(content(setup), path / f"{setup.step_index:04d}.pt")
+    sync_folder(path)
+
+
+def save_after_rotation(setup, path):
+    path.mkdir(exist_ok=True)
+    for old in path.glob("*.pt"):
+        old.unlink()
+    save_final_name(setup, path)
+
+
+def save_renaming_away(setup, path):
+    write(content(setup), f"{path}.tmp")
+    if path.exists():
+        os.replace(path, f"{path}.old")
+    os.replace(f"{path}.tmp", path)
+    sync_folder(path.parent)
+
+
+def save_after_rmtree(setup, path):
+    aside = path.with_suffix(".tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    for name, part in content(setup).items():
+        write(part, aside / f"{name}.pt")
+    sync_folder(aside)
+    if path.exists():
+        shutil.rmtree(path)
+    aside.rename(path)
+    sync_folder(path.parent)
+
+
+def save_pieces_in_place(setup, path):
+    path.mkdir(exist_ok=True)
+    for name, part in content(setup).items():
+        write(part, path / f"{name}.pt")
 
 
 def save_pieces(setup, path):

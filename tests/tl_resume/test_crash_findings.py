@@ -3,14 +3,15 @@
 import importlib.util
 import os
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 import torch
-from tl_resume import assert_checkpoint_crash_safe, check_checkpoint_crash_safe
-from tl_resume._crash import _sync, _trial
 
 from tl_core import CheckFailed
+from tl_resume import assert_checkpoint_crash_safe, check_checkpoint_crash_safe
+from tl_resume._crash import _sync, _trial
 
 spec = importlib.util.spec_from_file_location("crash_savers", Path(__file__).with_name("crash_savers.py"))
 savers = importlib.util.module_from_spec(spec)
@@ -49,7 +50,7 @@ def load_error(data):
     with pytest.raises((OSError, RuntimeError, EOFError)) as caught:
         torch.load("damaged.tmp")
     os.remove("damaged.tmp")
-    text = str(caught.value).split("\n")[0].replace("damaged.tmp", "checkpoint")
+    text = textwrap.shorten(str(caught.value).split("\n")[0], 160, placeholder=" ...")
     return f"{type(caught.value).__name__}: {text}" if text else type(caught.value).__name__
 
 
@@ -110,8 +111,7 @@ def test_removed_before_the_new_one_is_in_place():
         "    killed before save() renames checkpoint.tmp to checkpoint: load() raises FileNotFoundError: "
         "[Errno 2] No such file or directory: 'checkpoint'\n"
         "  cause: save() removes checkpoint before the new checkpoint is complete and in its place\n"
-        "  fix: write the new checkpoint beside it and os.fsync it first, then os.replace it over checkpoint "
-        "(a folder: give each save a folder of its own and let a small file name the newest)"
+        "  fix: write the new checkpoint beside it and os.fsync it first, then os.replace it over checkpoint"
     )
 
 
@@ -144,6 +144,68 @@ def test_pointer_before_its_data(save, load, pointer):
     )
 
 
+ONE_FOLDER = (
+    "write all files of a save into a new folder, os.fsync them, and only then make that folder the current one with a "
+    "single rename; or write one file with save_training_state(setup, path)"
+)
+
+
+@pytest.mark.parametrize(
+    ("save", "load", "rule", "cause", "fix"),
+    [
+        (
+            savers.save_number_first,
+            savers.load_number,
+            "pointer-before-data",
+            "save() lets checkpoint/latest name checkpoint/0004.pt before checkpoint/0004.pt is complete",
+            "write and os.fsync everything below checkpoint/0004.pt first, and replace checkpoint/latest as the last "
+            "thing, with os.replace",
+        ),
+        (
+            savers.save_final_name,
+            savers.load_numbered,
+            "checkpoint-lost-in-crash",
+            "save() writes checkpoint/0004.pt under its final name, where load() finds it before it is complete",
+            "write to a temporary file of another name beside it, flush and os.fsync it, os.rename it to "
+            "checkpoint/0004.pt and os.fsync the folder",
+        ),
+        (
+            savers.save_after_rotation,
+            savers.load_numbered,
+            "checkpoint-lost-in-crash",
+            "save() removes checkpoint/0002.pt before the new checkpoint is complete and in its place",
+            "write and os.fsync the new checkpoint first; remove checkpoint/0002.pt as the last thing",
+        ),
+        (
+            savers.save_renaming_away,
+            savers.load,
+            "checkpoint-lost-in-crash",
+            "save() renames checkpoint to checkpoint.old before the new checkpoint is complete and in its place",
+            "write the new checkpoint beside it and os.fsync it first, then os.replace it over checkpoint",
+        ),
+        (
+            savers.save_after_rmtree,
+            savers.load_pieces,
+            "checkpoint-lost-in-crash",
+            "save() removes checkpoint before the new checkpoint is complete and in its place",
+            "give each save a folder of its own, let a small file name the newest, and remove checkpoint after that",
+        ),
+        (
+            savers.save_pieces_in_place,
+            savers.load_pieces,
+            "checkpoint-lost-in-crash",
+            "save() opens checkpoint/model.pt, checkpoint/optimizer.pt for writing in place, which empties it before "
+            "the new data are complete",
+            ONE_FOLDER,
+        ),
+    ],
+)
+def test_causes(save, load, rule, cause, fix):
+    """The cause is told from what is in the folder at the death."""
+    (finding,) = check(save, load, crash_points=1).findings
+    assert (finding.rule, finding.cause, finding.fix) == (rule, cause, fix)
+
+
 def test_pieces_of_two_saves():
     """Files that are replaced one after the other are loaded as a mixture."""
     size = len(saved_bytes("optimizer"))
@@ -170,11 +232,29 @@ def test_full_disk_is_ignored():
     assert str(check(savers.save_swallowing)) == (
         "Crash-safe checkpoint: failed, 1 finding\n\n"
         "[checkpoint-lost-on-full-disk] the checkpoint of step 2 is gone when the disk is full in the second save\n"
-        f"    {full('checkpoint.tmp', len(data))}, of which save() says nothing: "
+        f"    {full('checkpoint.tmp', len(data))}, save() returns as if it had saved: "
         f"load() raises {load_error(data[:half])}\n"
         f"  cause: save() went on after its write had failed, and put {half:,} of {len(data):,} bytes in the place of "
         "checkpoint\n"
         "  fix: let the error pass, and replace the old checkpoint only when all is written and synced"
+    )
+
+
+def test_full_disk_goes_unnoticed():
+    """A saver that keeps the old checkpoint and says nothing of the full disk gets a note."""
+
+    def save(setup, path):
+        try:
+            savers.save_aside(setup, path)
+        except (OSError, RuntimeError):
+            print("could not save")
+
+    size = len(saved_bytes())
+    assert str(check(save, crash_points=1)) == (
+        "Crash-safe checkpoint: passed, 1 note\n\n"
+        f"Notes:\n[full-disk-unnoticed] {full('checkpoint.tmp', size)}, save() returns as if it had saved, "
+        "and load() gives the old state\n"
+        "  fix: let the error pass, so that the run does not go on unsaved"
     )
 
 
@@ -289,7 +369,16 @@ SAFE = {
 def test_safe_savers(name):
     """A saver that keeps the old checkpoint until the new one is in place passes without a word."""
     save, load = SAFE[name]
-    assert str(check(save, load)) == "Crash-safe checkpoint: passed"
+    assert str(check(save, load, crash_points=2)) == "Crash-safe checkpoint: passed"
+
+
+def test_growing_log():
+    """A log that a safe saver appends to is not damaged by the check, which says that no save died in it."""
+    report = check(savers.save_numbered, savers.load_numbered, crash_points=2)
+    assert str(report) == (
+        "Crash-safe checkpoint: passed, 1 note\n\nNotes:\n"
+        "[not-judged] could not judge a death inside of log.txt, which save() does not empty first"
+    )
 
 
 def test_safetensors():

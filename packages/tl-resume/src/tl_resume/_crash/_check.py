@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from tl_core import Batches, Report, TrainingSetup, preserve_rng, standard_step
@@ -28,8 +29,8 @@ def assert_checkpoint_crash_safe(
     step: Step | None = None,
     *,
     loss_fn: Callable[[Any, Any], Any] | None = None,
-    save: Callable[[TrainingSetup, str], Any] | None = None,
-    load: Callable[[TrainingSetup, str], Any] | None = None,
+    save: Callable[[TrainingSetup, Path], Any] | None = None,
+    load: Callable[[TrainingSetup, Path], Any] | None = None,
     steps: int = 4,
     crash_points: int | None = None,
     seed: int = 0,
@@ -66,8 +67,8 @@ def check_checkpoint_crash_safe(
     step: Step | None = None,
     *,
     loss_fn: Callable[[Any, Any], Any] | None = None,
-    save: Callable[[TrainingSetup, str], Any] | None = None,
-    load: Callable[[TrainingSetup, str], Any] | None = None,
+    save: Callable[[TrainingSetup, Path], Any] | None = None,
+    load: Callable[[TrainingSetup, Path], Any] | None = None,
     steps: int = 4,
     crash_points: int | None = None,
     seed: int = 0,
@@ -87,8 +88,8 @@ def check_checkpoint_crash_safe(
             index to a batch.
         step: ``step(setup, batch)``, the training step.
         loss_fn: ``loss_fn(model, batch)`` instead of ``step``; ``standard_step`` does the rest.
-        save: ``save(setup, path)`` writes a file or a folder at ``path`` (a str), and what it needs beside it;
-            default ``save_training_state``.
+        save: ``save(setup, path)`` writes a file or a folder at ``path`` (a ``pathlib.Path``), and what it needs
+            beside it; default ``save_training_state``.
         load: ``load(setup, path)`` restores a fresh setup; default ``load_training_state``.
         steps: How many steps the run has; at least 2.
         crash_points: How many points inside of each file that the save writes; None for a few, of a few files.
@@ -141,7 +142,7 @@ def _choose_functions(save: Any, load: Any) -> tuple[Callable[..., Any], Callabl
         if not callable(function):
             raise TypeError(f"{name} must be a function {name}(setup, path), got {type(function).__name__}")
         try:
-            inspect.signature(function).bind(None, "")
+            inspect.signature(function).bind(None, None)
         except ValueError:  # no signature to be had
             continue
         except TypeError:
@@ -164,6 +165,6 @@ def _allowed(allow: Iterable[str]) -> set[str]:
     unknown = sorted(allowed - set(_RULES))
     if unknown:
         raise ValueError(
-            f"allow names no rule of this check: {', '.join(map(repr, unknown))}; they are {', '.join(_RULES)}"
+            f"allow names no rule of this check: {', '.join(map(repr, unknown))}; its rules are {', '.join(_RULES)}"
         )
     return allowed

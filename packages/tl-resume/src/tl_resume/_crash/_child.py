@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
+import random
 import selectors
 import signal
 import sys
+import textwrap
 import threading
 import time
 import warnings
@@ -18,6 +21,7 @@ from typing import Any
 import torch
 
 _POLL_S = 0.02
+_MESSAGE_CHARS = 160
 _OUTPUT_BYTES = 4000  # of what a child printed, the end is kept
 
 
@@ -71,11 +75,13 @@ def run_child(
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # what the parent has not written yet is not the child's to write
             stream.flush()
+    numbers = random.getstate()
     with warnings.catch_warnings():
         # Python 3.12 warns of every fork of a process with threads; the child computes with one thread
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
+        random.setstate(numbers)  # python seeds its generator anew in a forked process
         for end in (gate_write, output_read, report_read):
             os.close(end)
         _be_child(action, gate_read, output_write, report_write)
@@ -102,18 +108,22 @@ def run_child(
 
 def describe_error(error: BaseException) -> str:
     """The type and the first line of the message of an exception."""
-    text = str(error).strip().split("\n")[0]
+    text = textwrap.shorten(str(error).strip().split("\n")[0], _MESSAGE_CHARS, placeholder=" ...")
     name = type(error).__name__
     return f"{name}: {text}" if text else name
 
 
 def _be_child(action: Callable[[], Mapping[str, Any]], gate: int, output: int, report: int) -> None:
+    import resource  # POSIX only, as fork
+
     said: Mapping[str, Any] = {}
     try:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM):
             if threading.current_thread() is threading.main_thread():
                 signal.signal(number, signal.SIG_DFL)
+        faulthandler.disable()  # it would write to the parent's terminal
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.settrace(None)
         sys.setprofile(None)
         _redirect(output)

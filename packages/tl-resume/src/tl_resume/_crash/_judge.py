@@ -22,7 +22,28 @@ _WRITE_ASIDE = (
     "write to a temporary file beside it, flush and os.fsync it, os.replace it over {name} and os.fsync the folder; "
     "or let save_training_state(setup, path) do all that"
 )
+_ONE_FOLDER = (
+    "write all files of a save into a new folder, os.fsync them, and only then make that folder the current one with a "
+    "single rename; or write one file with save_training_state(setup, path)"
+)
 _VERBS = {"remove": "removes", "rename": "renames", "truncate": "truncates", "link": "links", "symlink": "links"}
+
+
+@dataclass(frozen=True)
+class Why:
+    """Say why a checkpoint is lost.
+
+    Args:
+        cause: The cause, with ``{name}`` where ``name`` belongs.
+        fix: What to change, likewise.
+        name: The file or folder.
+        pointer: A pointer named what was not complete.
+    """
+
+    cause: str
+    fix: str
+    name: str = ""
+    pointer: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,25 +52,20 @@ class Lost:
 
     Args:
         point: The point.
-        at: The point in words, after "killed" (``"after 0 of 1,203 bytes of checkpoint"``).
         fault: What ``load`` did, in words.
         mixed: It gave parts of both states.
-        cause: Why; what it was seen by is in the folder at that moment.
-        fix: What to change.
-        pointer: A pointer named what was not complete.
+        why: The established cause.
         said: What ``save`` said, where it lived on.
     """
 
     point: Point
     fault: str
     mixed: bool
-    cause: str
-    fix: str
-    pointer: bool
+    why: Why
     said: str = ""
 
 
-def explain(work: str, before: Tree, complete: Tree, acts: list[Act], point: Point) -> tuple[str, str, bool]:
+def explain(work: str, before: Tree, complete: Tree, acts: list[Act], point: Point) -> Why:
     """Say why the checkpoint is lost, from what is in the folder after the death.
 
     Args:
@@ -60,64 +76,70 @@ def explain(work: str, before: Tree, complete: Tree, acts: list[Act], point: Poi
         point: Where the save died.
 
     Returns:
-        The cause and the fix in words, and whether it is a pointer that came before its data.
+        The cause, established by what was there and is not, or is there and is not complete.
     """
     now = read_tree(work)
     pointed = _early_pointer(work, before, now, complete)
     if pointed is not None:
         pointer, target = pointed
-        cause = f"save() lets {pointer} name {target} before {target} is complete"
-        fix = (
+        return Why(
+            f"save() lets {pointer} name {target} before {target} is complete",
             f"write and os.fsync everything below {target} first, and replace {pointer} as the last thing, "
-            "with os.replace"
+            "with os.replace",
+            pointer=True,
         )
-        return cause, fix, True
     emptied = [name for name in changed(before, now) if name in before and now[name].inode == before[name].inode]
     written = "" if point.written is None else point.written.name
-    incomplete = [
-        name for name in emptied if name == written or now[name].size_bytes != complete.get(name, now[name]).size_bytes
-    ]
+    incomplete = [name for name in emptied if name == written or now[name].size_bytes < before[name].size_bytes]
     # the act that a limit begins with is done when the limit is reached; with a full disk, save() goes on
     done = acts if point.kind == "full-disk" else acts[: point.index + (point.kind != "act")]
     removed = [name for name in before if name not in now]
     if incomplete:
-        name = incomplete[0]
-        cause = f"save() opens {name} for writing in place, which empties it before the new data are complete"
-        return cause, _WRITE_ASIDE.format(name=name), False
+        cause = "save() opens {name} for writing in place, which empties it before the new data are complete"
+        return Why(cause, _WRITE_ASIDE, incomplete[0])
     for name in removed:
         act = _act_on(done, name)
         if act is not None:
-            what = f"{_VERBS[act[0]]} {act[1]}" + (f" to {act[2]}" if act[0] == "rename" else "")
-            cause = f"save() {what} before the new checkpoint is complete and in its place"
-            fix = (
-                f"write the new checkpoint beside it and os.fsync it first, then os.replace it over {act[1]} "
-                "(a folder: give each save a folder of its own and let a small file name the newest)"
-            )
-            return cause, fix, False
-    short = [
-        name
-        for name in changed(before, now)
-        if name in complete and name in before and now[name].size_bytes < complete[name].size_bytes
-    ]
-    if short:
-        name = short[0]
-        cause = (
-            f"save() went on after its write had failed, and put {now[name].size_bytes:,} of "
-            f"{complete[name].size_bytes:,} bytes in the place of {name}"
-        )
-        return cause, "let the error pass, and replace the old checkpoint only when all is written and synced", False
+            return _removed(act, acts, complete)
     fresh = changed(before, now)
     kept = [name for name in now if name not in fresh]
+    short = [name for name in fresh if name in complete and now[name].size_bytes < complete[name].size_bytes]
+    short += [name for name in fresh if name in complete and name == written and name not in short]
+    for name in short:
+        if name in before:
+            put = f"{now[name].size_bytes:,} of {complete[name].size_bytes:,} bytes in the place of {name}"
+            return Why(
+                f"save() went on after its write had failed, and put {put}",
+                "let the error pass, and replace the old checkpoint only when all is written and synced",
+            )
+        return Why(
+            "save() writes {name} under its final name, where load() finds it before it is complete",
+            "write to a temporary file of another name beside it, flush and os.fsync it, os.rename it to {name} and "
+            "os.fsync the folder",
+            name,
+        )
     replaced = [name for name in changed(before, complete) if name in before]
     if any(name in fresh for name in replaced) and any(name in kept for name in replaced):
-        cause = f"save() replaces the files of one checkpoint one after the other: {_listed(replaced)}"
+        return Why(f"save() replaces the files of one checkpoint one after the other: {_listed(replaced)}", _ONE_FOLDER)
+    cause = f"not established; at that moment {_listed(fresh)} was new and {_listed(kept)} was still the old"
+    return Why(cause, _ONE_FOLDER)
+
+
+def _removed(act: Act, acts: list[Act], complete: Tree) -> Why:
+    """Why, where a part of the old checkpoint was removed or renamed away."""
+    kind, name, target = act
+    folders = [goal for other, _, goal in acts if other == "rename" and name.startswith(goal + os.sep)]
+    what = f"renames {name} to {target}" if kind == "rename" else f"removes {folders[0] if folders else name}"
+    cause = f"save() {what} before the new checkpoint is complete and in its place"
+    if folders:
+        fix = (
+            f"give each save a folder of its own, let a small file name the newest, and remove {folders[0]} after that"
+        )
+    elif name in complete:
+        fix = f"write the new checkpoint beside it and os.fsync it first, then os.replace it over {name}"
     else:
-        cause = f"not established; at that moment {_listed(fresh)} was new and {_listed(kept)} was still the old"
-    fix = (
-        "write all files of a save into a new folder, os.fsync them, and only then make that folder the current one "
-        "with a single rename; or write one file with save_training_state(setup, path)"
-    )
-    return cause, fix, False
+        fix = f"write and os.fsync the new checkpoint first; {kind} {name} as the last thing"
+    return Why(cause, fix)
 
 
 def _early_pointer(work: str, before: Tree, now: Tree, complete: Tree) -> tuple[str, str] | None:
@@ -179,10 +201,10 @@ def findings(lost: list[Lost], old_name: str) -> list[Finding]:
     """One finding for each rule and cause; a full disk that costs what a death costs too is told there."""
     groups: dict[tuple[str, str], list[Lost]] = {}
     for one in sorted(lost, key=lambda one: one.point.kind == "full-disk"):
-        rule = POINTER if one.pointer else MIXED if one.mixed else LOST
-        if one.point.kind == "full-disk" and (rule, one.cause) not in groups:
+        rule = POINTER if one.why.pointer else MIXED if one.mixed else LOST
+        if one.point.kind == "full-disk" and (rule, one.why.cause) not in groups:
             rule = FULL
-        groups.setdefault((rule, one.cause), []).append(one)
+        groups.setdefault((rule, one.why.cause), []).append(one)
     return [_finding(rule, cause, members, old_name) for (rule, cause), members in groups.items()]
 
 
@@ -194,8 +216,17 @@ def _finding(rule: str, cause: str, members: list[Lost], old_name: str) -> Findi
     what = "when the disk is full in the second save" if rule == FULL else "when the second save is killed"
     gone = f"the checkpoint of {old_name} {'is not found' if rule == POINTER else 'is gone'} {what}"
     gone = f"what is left mixes two saves {what}" if rule == MIXED else gone
+    names = list(dict.fromkeys(one.why.name for one in members))
+    fix = _ONE_FOLDER if len(names) > 1 and rule != FULL else members[0].why.fix
+    cause, fix = cause.replace("{name}", _listed(names)), fix.replace("{name}", _listed(names))
     evidence = {"points": tuple(_evidence(one.point) for one in members)}
-    return Finding(rule, gone + "".join(f"\n{line}" for line in lines), cause, members[0].fix, evidence=evidence)
+    return Finding(rule, gone + "".join(f"\n{line}" for line in lines), cause, fix, evidence=evidence)
+
+
+def unnoticed(point: Point, said: str) -> Finding:
+    """The note that a full disk costs no checkpoint, but nobody is told that none was written."""
+    seen = f"{_line([point], said)}, and load() gives the old state"
+    return Finding("full-disk-unnoticed", seen, "", "let the error pass, so that the run does not go on unsaved")
 
 
 def _evidence(point: Point) -> dict[str, object]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from tl_core import Batches, Finding, Report, TrainingSetup, build_setup, seed_everything
+from tl_resume._crash import _trial
 from tl_resume._crash._child import Ended
 from tl_resume._crash._durable import Unsynced, find_unsynced
-from tl_resume._crash._judge import Lost, explain, findings
+from tl_resume._crash._judge import Lost, explain, findings, unnoticed
 from tl_resume._crash._next import next_save
 from tl_resume._crash._points import Point, choose_points, written_files
 from tl_resume._crash._tree import Tree, changed, read_tree
@@ -88,8 +90,10 @@ class CrashRun:
     def _first_save(self, setup: TrainingSetup) -> None:
         trial = self._trial
         threads = set(threading.enumerate())
+        started = time.monotonic()
         with _noted(f"raised in save(), the first one, after {self._half} steps"):
             trial.save(setup, trial.path)
+        trial.set_limit(_trial.UNDISTURBED_LIMIT_S, time.monotonic() - started)
         running = still_at_work(trial.work, threads, processes=False)
         if running is not None:
             raise _CannotJudge(f"save() returns before it has written: {running} goes on writing")
@@ -149,7 +153,7 @@ class CrashRun:
         new = self._intact(fresh, "the second save")
         trial.put_back()
         old, again = (self._intact(fresh, "the first save") for _ in range(2))
-        trial.set_limit(recorded.ended.duration_s, old.ended.duration_s, new.ended.duration_s)
+        trial.set_limit(_trial.MIN_LIMIT_S, recorded.ended.duration_s, old.ended.duration_s, new.ended.duration_s)
         states = [loaded.state or {} for loaded in (old, new, again)]
         unsteady = frozenset(path for path in {*states[0], *states[2]} if states[0].get(path) != states[2].get(path))
         references = References(built, states[0], states[1], unsteady)
@@ -184,45 +188,54 @@ class CrashRun:
         missed: dict[str, None] = {}
         for point in points:
             before, tried, ended = self._save_until(setup, point, recorded.acts)
-            if tried is None:
-                missed[_where(point)] = None
+            if isinstance(tried, str):
+                missed[tried] = None
                 continue
             reached.append(tried)
             if tried.act is not None:
                 unsynced.look(before, tried.act)
+            # before load, which may tidy up
+            why = explain(self._trial.work, before, recorded.after, recorded.acts, tried)
             loaded = self._trial.load_into(fresh)
             fault, mixed = self._fault(loaded, references)
             if fault:
-                cause, fix, pointer = explain(self._trial.work, before, recorded.after, recorded.acts, tried)
                 said = _said(ended, self._trial) if tried.kind == "full-disk" else ""
-                lost.append(Lost(tried, fault, mixed, cause, fix, pointer, said))
+                lost.append(Lost(tried, fault, mixed, why, said))
+            elif (
+                tried.kind == "full-disk"
+                and ended.raised is None
+                and references.distinct(loaded.state or {}, references.new)
+            ):
+                self._notes.append(unnoticed(tried, _said(ended, self._trial)))
             if loaded.ended.hung:
                 self._notes.append(_note("could not judge the points after the one at which load() hung"))
                 break
         self._notes += [_note(f"could not judge {where}") for where in missed]
         return lost, reached
 
-    def _save_until(self, setup: TrainingSetup, point: Point, acts: list[Act]) -> tuple[Tree, Point | None, Ended]:
-        """The tree before, the point as it was reached (None: it was not), and how the save ended."""
+    def _save_until(self, setup: TrainingSetup, point: Point, acts: list[Act]) -> tuple[Tree, Point | str, Ended]:
+        """The tree before, the point as it was reached (or why it was not), and how the save ended."""
         trial = self._trial
         trial.put_back()
         before = dict(trial.untouched)
         ended = trial.save_until(setup, point)
         if point.kind == "act":
-            return before, point if ended.signal == signal.SIGKILL else None, ended
+            return before, point if ended.signal == signal.SIGKILL else _missed(point), ended
         if point.kind == "full-disk":
-            return before, point if ended.report is not None or ended.hung else None, ended
+            return before, point if ended.report is not None or ended.hung else _missed(point), ended
         if ended.signal == getattr(signal, "SIGXFSZ", None) and _has_reached(trial.work, before, point):
             return before, point, ended
         assert point.written is not None
+        if point.written.in_place and point.written.name not in changed(before, read_tree(trial.work)):
+            return before, f"a death inside of {point.written.name}, which save() does not empty first", ended
         trial.put_back()  # its writer claims the whole size at once
         before = dict(trial.untouched)
         if trial.can_watch_growth(point.written):
             tried = replace(point, kind="growth")
             ended = trial.save_until(setup, tried)
-            return before, tried if ended.signal == signal.SIGKILL else None, ended
+            return before, tried if ended.signal == signal.SIGKILL else _missed(point), ended
         ended, unfilled = trial.save_unfilled(setup, point, acts)
-        return before, replace(point, kind="unfilled") if unfilled else None, ended
+        return before, replace(point, kind="unfilled") if unfilled else _missed(point), ended
 
     def _fault(self, loaded: Loaded, references: References) -> tuple[str, bool]:
         ended = loaded.ended
@@ -243,7 +256,7 @@ def _has_reached(work: str, before: Tree, point: Point) -> bool:
     return any(now[name].size_bytes == point.num_bytes for name in changed(before, now))
 
 
-def _where(point: Point) -> str:
+def _missed(point: Point) -> str:
     if point.written is None:
         return "a rename or removal that save() does not do each time at the same place"
     if point.kind == "full-disk":
@@ -256,9 +269,9 @@ def _where(point: Point) -> str:
 
 def _said(ended: Ended, trial: Trial) -> str:
     if ended.hung:
-        return f"and save() did not end within {ended.limit_s:g} s"
+        return f"save() did not end within {ended.limit_s:g} s"
     if ended.raised is None:
-        return "of which save() says nothing"
+        return "save() returns as if it had saved"
     return f"save() raises {trial.without_folder(ended.raised)}"
 
 

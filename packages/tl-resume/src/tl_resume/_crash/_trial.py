@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tl_core import TrainingSetup, seed_everything
@@ -18,7 +19,7 @@ from tl_resume._crash._tree import Entry, Tree, changed, read_tree, restore
 from tl_resume._crash._watch import Act, Recording, kill_before, limit_from, watch
 from tl_resume._crash._whole import State, fingerprints
 
-UNDISTURBED_LIMIT_S = 120.0
+UNDISTURBED_LIMIT_S = 30.0
 MIN_LIMIT_S = 10.0
 LIMIT_FACTOR = 20  # a child may take that many times the time of an undisturbed one
 _SETTLE_S = 1.0  # how long a thread that a save has left is waited for
@@ -72,7 +73,7 @@ class Trial:
 
     def __init__(self, root: str, save: Callable[..., Any], load: Callable[..., Any], seed: int) -> None:
         self.work = os.path.join(root, "checkpoints")
-        self.path = os.path.join(self.work, "checkpoint")
+        self.path = Path(self.work, "checkpoint")
         self._good = os.path.join(root, "good")
         self._log = os.path.join(root, "trace")
         self.save, self.load, self._seed = save, load, seed
@@ -89,9 +90,9 @@ class Trial:
         """Make the folder the good one again."""
         self.untouched = restore(self.work, self._good, self.untouched)
 
-    def set_limit(self, *undisturbed_s: float) -> None:
-        """Give further children a time limit, by how many seconds undisturbed ones took."""
-        self._limit_s = max(MIN_LIMIT_S, LIMIT_FACTOR * max(undisturbed_s))
+    def set_limit(self, least_s: float, *undisturbed_s: float) -> None:
+        """Give further children a time limit, in seconds, by how long undisturbed saves and loads took."""
+        self._limit_s = max(least_s, LIMIT_FACTOR * max(undisturbed_s))
 
     def record(self, setup: TrainingSetup) -> Recorded:
         """Save undisturbed, and see what that does to files."""
@@ -150,13 +151,14 @@ class Trial:
         later = [index for index, act in enumerate(acts) if index > point.index and act[0] != "write"]
         ended = self.save_until(setup, Point("act", later[0])) if later else self.save_again(setup)
         now = read_tree(self.work)
-        sized = [name for name in changed(self.untouched, now) if now[name].size_bytes == point.written.size_bytes]
-        if not sized:
+        sizes = {name: now[name].size_bytes for name in changed(self.untouched, now) if now[name].target is None}
+        if not sizes:
             return ended, False
-        name = point.written.name if point.written.name in sized else sized[0]
+        expected = point.written  # a temporary name, and a size, can differ from save to save
+        name = min(sizes, key=lambda name: (name != expected.name, abs(sizes[name] - expected.size_bytes)))
         with open(os.path.join(self.work, name), "r+b") as file:
-            file.truncate(point.num_bytes)
-            file.truncate(point.written.size_bytes)
+            file.truncate(min(point.num_bytes, sizes[name]))
+            file.truncate(sizes[name])
         return ended, True
 
     def load_into(self, setup: TrainingSetup) -> Loaded:

@@ -76,19 +76,16 @@ def limit_from(index: int, num_bytes: int, *, die: bool) -> Callable[[int, Act],
     """
     import resource  # POSIX only, as all that follows
 
-    def begin() -> None:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # Python ignores the signal, which makes the write fail with EFBIG
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL if die else signal.SIG_IGN)
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    # Python ignores the signal, which makes the write fail with EFBIG. Set now: acts are also seen in other threads,
+    # in which no signal can be set.
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL if die else signal.SIG_IGN)
 
-    def on_act(at: int, act: Act) -> None:
+    def on_act(at: int, act: Act | None) -> None:
         if at == index:
-            begin()
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
 
-    if index == START:
-        begin()
+    on_act(START, None)
     return on_act
 
 
