@@ -84,7 +84,7 @@ class _Run:
         self._refused(a, b)
         if "" not in a.refused and "" not in b.refused:
             for x, y in _paired(_left(a, b), _left(b, a)):
-                self._section(*_named_alike(x and with_names(x, a), y and with_names(y, b)))
+                self._section(*named_alike(x and with_names(x, a), y and with_names(y, b)))
         return StateDiff(
             a.label,
             b.label,
@@ -219,25 +219,48 @@ def _file(section: Section) -> str:
 
 
 def _paired(a: list[Section], b: list[Section]) -> Iterator[tuple[Section | None, Section | None]]:
-    """Bring together the sections of one title, then those that are the only ones left of their kind."""
+    """Bring together the sections of one title, then those that are the only ones left of their kind.
+
+    What has no title is paired last, unless it is of the same kind: a bare state dict is the other side's model.
+    """
+    a, b = _lifted(a, b), _lifted(b, a)
     pairs: dict[int, Section] = {}
     rest = list(b)
+
+    def take(one: Section, candidates: list[Section]) -> None:
+        if id(one) not in pairs and candidates:
+            pairs[id(one)] = candidates[0]
+            rest.remove(candidates[0])
+
     for one in a:
-        same = [other for other in rest if other.title == one.title and (one.title or other.kind == one.kind)]
-        if same:
-            pairs[id(one)] = same[0]
-            rest.remove(same[0])
+        take(one, [other for other in rest if other.title == one.title and (one.title or other.kind == one.kind)])
     for one in a:
         if id(one) not in pairs and one.kind:
             alike = [other for other in rest if other.kind == one.kind]
             alone = sum(x.kind == one.kind and id(x) not in pairs for x in a) == 1
-            if len(alike) == 1 and alone:
-                pairs[id(one)] = alike[0]
-                rest.remove(alike[0])
+            take(one, alike if len(alike) == 1 and alone else [])
+    for one in a:
+        take(one, [other for other in rest if not (other.title or one.title)])
     for one in a:
         yield one, pairs.get(id(one))
     for other in rest:
         yield None, other
+
+
+def _lifted(sections: list[Section], others: list[Section]) -> list[Section]:
+    """Make sections of loose values that are sections on the other side, so that they meet there."""
+    titles = {other.title for other in others if other.title} - {section.title for section in sections}
+    lifted: list[Section] = []
+    for section in sections:
+        loose = section.value if not section.title and isinstance(section.value, Mapping) else {}
+        found = [key for key in loose if isinstance(key, str) and key in titles]
+        if found:
+            kept = {key: value for key, value in loose.items() if key not in found}
+            lifted.append(Section("", section.kind, kept, section.ordered))
+            lifted += [Section(key, "", loose[key], section.ordered) for key in found]
+        else:
+            lifted.append(section)
+    return lifted
 
 
 def _title(a: Section | None, b: Section | None) -> str:
@@ -245,7 +268,7 @@ def _title(a: Section | None, b: Section | None) -> str:
     return " / ".join(titles)
 
 
-def _named_alike(a: Section | None, b: Section | None) -> tuple[Section | None, Section | None]:
+def named_alike(a: Section | None, b: Section | None) -> tuple[Section | None, Section | None]:
     """Name the parameters of an optimizer that are known by index after those of the other side."""
     return _named_after(a, b), _named_after(b, a)
 

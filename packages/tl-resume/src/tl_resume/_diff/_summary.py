@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tl_resume._diff._compare import with_names
+from tl_resume._diff._compare import named_alike, with_names
 from tl_resume._diff._lines import Line, counted, table
 from tl_resume._diff._sections import Label, label
 from tl_resume._diff._sources import open_path
@@ -106,7 +106,9 @@ def summarise(path: Path) -> Summary:
     with ExitStack() as stack:
         source = open_path(path, stack)
         parts = []
-        for section in (with_names(section, source) for section in source.sections):
+        for given in source.sections:
+            section, _ = named_alike(with_names(given, source), None)
+            assert section is not None
             part = Part(section.title, section.kind)
             flat = flatten(section.value)
             for place, leaf in flat.leaves.items():

@@ -105,7 +105,7 @@ class Comparer:
             size = tensor.dtype.itemsize
             tensor.read_into(self._views[side][: count * size], start * size)
             return self._buffered(side, tensor.dtype, count)
-        return tensor[start : start + count].cpu()
+        return tensor[start : start + count].contiguous().cpu()
 
     def _add(self, figures: Figures, a: Tensor, b: Tensor, start: int, shape: tuple[int, ...]) -> None:
         """Add a chunk whose bytes differ to the figures."""

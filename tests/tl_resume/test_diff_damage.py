@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tl_resume import StateFileError, diff_states
+from tl_resume._diff import _stored
+
+
+def header(content, *, data=b""):
+    raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return len(raw).to_bytes(8, "little") + raw + data
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"hello", ": neither a safetensors file nor one of torch.save"),
+        (b"", ": neither a safetensors file nor one of torch.save"),
+        (
+            (10**6).to_bytes(8, "little") + b"{}",
+            ": not a safetensors file, or cut off: its header claims 1,000,000 bytes",
+        ),
+        (
+            header({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, data=b"1234"),
+            ": 'w' claims shape [2] of F32 in 4 bytes",
+        ),
+        (
+            header({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, data=b"12"),
+            ": the bytes of 'w' do not lie where they must",
+        ),
+        (
+            header({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, data=b"12"),
+            ": 1 bytes behind the last tensor",
+        ),
+        (
+            header({"w": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}),
+            ": the header's entry of 'w' is malformed",
+        ),
+        (header(b'{"w": {}, "w": {}}'), ": its header is not valid JSON (a key stands in it twice)"),
+        (
+            header(b'{"w": 1'),
+            ": its header is not valid JSON (Expecting ',' delimiter: line 1 column 8 (char 7))",
+        ),
+    ],
+)
+def test_damaged_files_are_refused_by_name(tmp_path, content, message):
+    """Every fault of a foreign file is an error that names the file."""
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(StateFileError) as caught:
+        diff_states(path, {})
+    assert str(caught.value) == f"{path}{message}"
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
+    """A file cut off during the comparison is an error, not a hang."""
+    path = tmp_path / "x.safetensors"
+    save_file({"w": torch.zeros(100)}, path)
+    listed = _stored.stored_tensors
+
+    def then_cut(*arguments):
+        tensors = listed(*arguments)
+        os.truncate(path, 200)
+        return tensors
+
+    monkeypatch.setattr("tl_resume._diff._sources.stored_tensors", then_cut)
+    with pytest.raises(StateFileError) as caught:
+        diff_states(path, {"w": torch.zeros(100)})
+    assert str(caught.value) == f"{path}: ended while it was read; is it being written?"
+
+
+def test_missing_files_are_os_errors(tmp_path):
+    """A file that is not there."""
+    with pytest.raises(FileNotFoundError):
+        diff_states(tmp_path / "nothing", {})
+
+
+_MEMORY = """
+import resource, sys, torch
+from tl_resume import diff_states
+from tl_resume._diff import _tensors
+diff_states({}, {})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert len(diff_states(sys.argv[1], sys.argv[2]).differences) == int(sys.argv[3])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
+@pytest.mark.parametrize("different", [0, 1])
+def test_memory_does_not_grow_with_the_file(tmp_path, different):
+    """Files of one 96 MB tensor each are compared in a fraction of that, equal or not."""
+    tensor = torch.arange(24_000_000, dtype=torch.float32)
+    for name in ("a", "b"):
+        save_file({"w": tensor}, tmp_path / name)
+        tensor += different
+    command = [sys.executable, "-c", _MEMORY, tmp_path / "a", tmp_path / "b", str(different)]
+    grown = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert grown < 40e6
