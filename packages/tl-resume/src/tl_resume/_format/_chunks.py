@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tl_resume._format._entry import contiguous_strides
+
 CHUNK_BYTES = 8 << 20
 
 
@@ -39,26 +41,20 @@ class HostCopies:
                 yield view[begin : begin + CHUNK_BYTES], stored
             return
         for piece in _pieces(stored.detach()):
-            if piece.device.type == "cpu":
-                whole = piece.contiguous().resolve_conj().resolve_neg()
-                yield memory_of(whole), whole
-            else:
-                host = self._to_host(piece.contiguous().resolve_conj().resolve_neg())
-                yield memory_of(host), host
+            as_it_is = piece.device.type == "cpu" and piece.is_contiguous() and not (piece.is_conj() or piece.is_neg())
+            host = piece if as_it_is else self._to_host(piece)
+            yield memory_of(host), host
 
     def _to_host(self, piece: Tensor) -> Tensor:
-        if piece.numel() * piece.element_size() > CHUNK_BYTES or piece.device.type != "cuda":
-            return piece.cpu()
-        if not self._buffers:
-            self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        """Copy a piece, row-major and with its views resolved, into the buffer whose turn it is."""
+        pinned = piece.device.type == "cuda"
+        if not self._buffers or (pinned and not self._buffers[0].is_pinned()):
+            self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
         self._turn ^= 1
-        size = piece.numel() * piece.element_size()
-        host = torch.empty(0, dtype=piece.dtype).set_(
-            self._buffers[self._turn].untyped_storage(), 0, piece.shape, piece.stride()
-        )
-        assert host.numel() * host.element_size() == size
-        host.copy_(piece)
-        return host
+        storage = self._buffers[self._turn].untyped_storage()
+        host = torch.empty(0, dtype=piece.dtype)
+        host.set_(storage, 0, piece.shape, contiguous_strides(tuple(piece.shape)))
+        return host.copy_(piece)
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:

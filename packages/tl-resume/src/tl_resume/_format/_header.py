@@ -30,8 +30,13 @@ def new_digest() -> Any:
     return xxhash.xxh3_128()
 
 
-def build_header(plan: Plan, tree: Any) -> tuple[bytearray, list[Stored], int]:
+def build_header(plan: Plan, tree: Any, *, align: int = 8) -> tuple[bytearray, list[Stored], int]:
     """Make the header, its digests still zeros.
+
+    Args:
+        plan: What is stored.
+        tree: The nested state.
+        align: Pad the header so that the tensors begin at a multiple of this many bytes.
 
     Returns:
         The header without its length, the tensors in file order, and where in the header the tensors' digests begin.
@@ -68,7 +73,7 @@ def build_header(plan: Plan, tree: Any) -> tuple[bytearray, list[Stored], int]:
         {"__metadata__": {KEY: json.dumps(meta, separators=(",", ":"))}, **entries}, separators=(",", ":")
     )
     header = bytearray(text.encode())
-    header += b" " * (-len(header) % 8)
+    header += b" " * (-(8 + len(header)) % align)
     if len(header) > MAX_HEADER_BYTES:
         raise ValueError(
             f"the names and the plain values of the state take {len(header) / 1e6:.0f} MB, more than the 100 MB that a "

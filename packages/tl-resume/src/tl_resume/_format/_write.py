@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from tl_resume._format._chunks import HostCopies
+from tl_resume._format._direct import BLOCK_BYTES, direct_writer
 from tl_resume._format._encode import encode_state
 from tl_resume._format._header import build_header, count, new_digest, seal_header
 from tl_resume._format._replace import replacing
 from tl_resume._format._storage import Stored, real_bytes
+
+# Larger states go to the disk past the page cache: it is faster, and does not push out what others need there.
+DIRECT_BYTES = 32 << 20
+_OWN_THREAD_BYTES = 1 << 18
 
 
 def write_state(path: str | os.PathLike[str], state: Any, *, progress: bool = False, durable: bool = True) -> None:
@@ -31,29 +36,41 @@ def write_state(path: str | os.PathLike[str], state: Any, *, progress: bool = Fa
         OSError: The disk is full, or the folder cannot be written. An old file is as it was.
     """
     tree, plan = encode_state(state)
-    header, ordered, digests_at = build_header(plan, tree)
-    total = sum(count(stored.shape) * real_bytes(stored.dtype) for stored in ordered)
+    total = sum(count(stored.shape) * real_bytes(stored.dtype) for stored in plan.stored)
+    header, ordered, digests_at = build_header(plan, tree, align=BLOCK_BYTES if total >= DIRECT_BYTES else 8)
     title = f"saving {Path(path).name}"
     with progress_bar(progress, title, total) as advance, replacing(path, durable=durable) as descriptor:
         start = len(header).to_bytes(8, "little")
         # The header comes first in the file but is known last: until then there is nothing that a reader accepts.
-        os.lseek(descriptor, len(start) + len(header), os.SEEK_SET)
-        digests = _write_tensors(descriptor, ordered, advance)
+        begin = len(start) + len(header)
+        direct = direct_writer(descriptor, begin) if durable and total >= DIRECT_BYTES else None
+        if direct is None:
+            os.lseek(descriptor, begin, os.SEEK_SET)
+            digests = _write_tensors(ordered, lambda chunk: _write_all(descriptor, chunk), advance)
+        else:
+            with direct:
+                digests = _write_tensors(ordered, direct.write, advance)
         seal_header(header, digests_at, digests)
         os.lseek(descriptor, 0, os.SEEK_SET)
         _write_all(descriptor, memoryview(start + header))
 
 
-def _write_tensors(descriptor: int, ordered: list[Stored], advance: Callable[[int], None]) -> list[str]:
+def _write_tensors(
+    ordered: list[Stored], write: Callable[[memoryview], None], advance: Callable[[int], None]
+) -> list[str]:
     digests = []
     copies = HostCopies()
     with ThreadPoolExecutor(1, "tl-resume-digest") as pool:
         for stored in ordered:
             digest = new_digest()
             for chunk, _owner in copies.chunks(stored.tensor):
-                hashed = pool.submit(digest.update, chunk)
-                _write_all(descriptor, chunk)
-                hashed.result()
+                # threads cost more than they gain where there is little to do
+                hashed = pool.submit(digest.update, chunk) if chunk.nbytes >= _OWN_THREAD_BYTES else None
+                write(chunk)
+                if hashed is None:
+                    digest.update(chunk)
+                else:
+                    hashed.result()
                 advance(chunk.nbytes)
             digests.append(str(digest.hexdigest()))
     return digests
