@@ -21,7 +21,10 @@ FROZEN = Path(__file__).with_name("public_names.json")
 
 def _signature(function: object) -> str:
     """Write parameters with kinds and defaults; annotations are mypy's business and their text varies by Python."""
-    signature = inspect.signature(function)  # type: ignore[arg-type]
+    try:
+        signature = inspect.signature(function)  # type: ignore[arg-type]
+    except ValueError:  # an exception without a constructor of its own
+        return ""
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     text = str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
     return re.sub(r" at 0x[0-9a-f]+", "", text)

@@ -85,7 +85,7 @@ def test_it(training_runner, torch_device, torch_seed):
 
 
 class _Recorder:
-    """Stands for tl_telemetry and tl_coverage: keeps what it was called with."""
+    """Stands for tl_telemetry, tl_coverage and tl_resume: keeps what it was called with."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = []
@@ -99,6 +99,7 @@ def recorder(monkeypatch):
     recorder = _Recorder()
     monkeypatch.setattr("tl_pytest._runner.tl_telemetry", recorder)
     monkeypatch.setattr("tl_pytest._runner.tl_coverage", recorder)
+    monkeypatch.setattr("tl_pytest._runner.tl_resume", recorder)
     return recorder
 
 
@@ -134,6 +135,61 @@ def test_the_other_checks_pass_everything_on(recorder):
             {"ignore": ["a*"], "allow_frozen": False, "no_decay": ["*.bias"]},
         ),
     ]
+
+
+def test_the_resume_checks_pass_everything_on(recorder):
+    """The two checks of tl_resume get all arguments; device and seed are the runner's unless they are given."""
+    runner = TrainingRunner(torch.device("meta"), 3)
+    resume = {
+        "loss_fn": None,
+        "steps": 6,
+        "resume_at": 2,
+        "save": "save",
+        "load": "load",
+        "restores_step": True,
+        "make_step": None,
+        "fresh_process": True,
+        "rtol": 0.1,
+        "atol": 0.2,
+        "allow": ["rng-not-restored"],
+    }
+    crash = {"loss_fn": None, "save": "save", "load": "load", "steps": 6, "crash_points": 3, "allow": ["not-synced"]}
+    runner.assert_resume_equivalent("setup", "data", "step", **resume)
+    runner.assert_resume_equivalent("setup", "data", "step", **resume, device="cpu", seed=0)
+    runner.assert_checkpoint_crash_safe("setup", "data", "step", **crash)
+    runner.assert_checkpoint_crash_safe("setup", "data", "step", **crash, seed=0)
+    given = ("setup", "data", "step")
+    assert recorder.calls == [
+        ("assert_resume_equivalent", given, {**resume, "device": torch.device("meta"), "seed": 3}),
+        ("assert_resume_equivalent", given, {**resume, "device": "cpu", "seed": 0}),
+        ("assert_checkpoint_crash_safe", given, {**crash, "seed": 3}),
+        ("assert_checkpoint_crash_safe", given, {**crash, "seed": 0}),
+    ]
+
+
+def test_the_runner_asserts_a_resume(run_tests, loop):
+    """training_runner.assert_resume_equivalent returns the report, or fails with the finding."""
+    source = (
+        loop
+        + """
+import pytest
+from tl_pytest import CheckFailed
+
+def save(setup, path):
+    torch.save(setup.model.state_dict(), path)
+
+def load(setup, path):
+    torch.load(path)  # and nothing of it is used
+
+def test_it(training_runner):
+    batches = [make_batch() for _ in range(4)]
+    assert training_runner.assert_resume_equivalent(make_setup, batches, train_step).ok
+    with pytest.raises(CheckFailed) as caught:
+        training_runner.assert_resume_equivalent(make_setup, batches, train_step, save=save, load=load)
+    assert caught.value.findings[0].rule == "model-not-restored"
+"""
+    )
+    run_tests(source).assert_outcomes(passed=1)
 
 
 def test_the_runner_asserts_coverage(run_tests, loop):

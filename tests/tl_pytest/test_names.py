@@ -11,10 +11,11 @@ import pytest
 import tl_core
 import tl_coverage
 import tl_pytest
+import tl_resume
 import tl_telemetry
 from tl_pytest._runner import TrainingRunner
 
-SIBLINGS = (tl_core, tl_coverage, tl_telemetry)
+SIBLINGS = (tl_core, tl_coverage, tl_resume, tl_telemetry)
 
 
 def test_all_names_of_the_checks_are_there():

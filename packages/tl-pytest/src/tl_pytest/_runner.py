@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 import torch
 
 import tl_coverage
+import tl_resume
 import tl_telemetry
 from tl_core import CheckFailed, NotJudged, Report, TrainingSetup
+from tl_resume import ResumeReport
 from tl_telemetry import TrainingRun
 
-_OWN = frozenset({"tl_core", "tl_coverage", "tl_telemetry", "tl_pytest"})
+_OWN = frozenset({"tl_core", "tl_coverage", "tl_resume", "tl_telemetry", "tl_pytest"})
 _LIBRARIES = sys.stdlib_module_names | {"numpy", "rich", "torch"}  # what the checks call for purposes of their own
 
 
@@ -118,6 +121,122 @@ class TrainingRunner:
         """
         return tl_coverage.assert_optimizer_coverage(
             model, optimizers, ignore=ignore, allow_frozen=allow_frozen, no_decay=no_decay
+        )
+
+    def assert_resume_equivalent(
+        self,
+        make_setup: Callable[..., Any],
+        data: Any,
+        step: Callable[[TrainingSetup, Any], Any] | None = None,
+        *,
+        loss_fn: Callable[[Any, Any], Any] | None = None,
+        steps: int = 8,
+        resume_at: int | None = None,
+        save: Callable[[TrainingSetup, Path], Any] | None = None,
+        load: Callable[[TrainingSetup, Path], Any] | None = None,
+        restores_step: bool = False,
+        make_step: Callable[[], Callable[[TrainingSetup, Any], Any]] | None = None,
+        fresh_process: bool = False,
+        device: str | torch.device | None = None,
+        seed: int | None = None,
+        rtol: float | None = None,
+        atol: float | None = None,
+        allow: Iterable[str] = (),
+    ) -> ResumeReport:
+        """Assert that a saved and resumed run is the uninterrupted one, as ``tl_resume.assert_resume_equivalent`` does.
+
+        Args:
+            make_setup: Builds what a step uses: ``make_setup()`` or ``make_setup(device)``.
+            data: One batch, a list of batches, a loader, or a function from the step's index to a batch.
+            step: The person's step, ``step(setup, batch)``; this, ``loss_fn`` or ``make_step``.
+            loss_fn: A loss for the standard step, ``loss_fn(model, batch)``.
+            steps: How many steps the uninterrupted run has, at least 2.
+            resume_at: The step before which is saved; None means half of the steps.
+            save: The person's ``save(setup, path)``; None, with ``load``, means ``save_training_state``.
+            load: The person's ``load(setup, path)``.
+            restores_step: Whether ``load`` must return or set the step to go on from.
+            make_step: Builds the step anew for each run.
+            fresh_process: Whether the resumed half runs in a process of its own.
+            device: Where to run; None means the test's device.
+            seed: The run's seed; None means the test's seed.
+            rtol: Relative tolerance; None means that of ``training_resume``.
+            atol: Absolute tolerance; None means that of ``training_resume``.
+            allow: Names of rules that the loop breaks on purpose.
+
+        Returns:
+            The report, when all is well.
+
+        Raises:
+            CheckFailed: The resumed run is another one, or something was not restored.
+            NotJudged: The loop differs so much from itself that nothing can be told.
+        """
+        return tl_resume.assert_resume_equivalent(
+            make_setup,
+            data,
+            step,
+            loss_fn=loss_fn,
+            steps=steps,
+            resume_at=resume_at,
+            save=save,
+            load=load,
+            restores_step=restores_step,
+            make_step=make_step,
+            fresh_process=fresh_process,
+            device=self.device if device is None else device,
+            seed=self.seed if seed is None else seed,
+            rtol=rtol,
+            atol=atol,
+            allow=allow,
+        )
+
+    def assert_checkpoint_crash_safe(
+        self,
+        make_setup: Callable[..., Any],
+        data: Any,
+        step: Callable[[TrainingSetup, Any], Any] | None = None,
+        *,
+        loss_fn: Callable[[Any, Any], Any] | None = None,
+        save: Callable[[TrainingSetup, Path], Any] | None = None,
+        load: Callable[[TrainingSetup, Path], Any] | None = None,
+        steps: int = 4,
+        crash_points: int | None = None,
+        seed: int | None = None,
+        allow: Iterable[str] = (),
+    ) -> Report:
+        """Assert that a killed save leaves a checkpoint that loads, as ``tl_resume.assert_checkpoint_crash_safe`` does.
+
+        The check runs on the CPU, whatever the test's device is: it forks, which an accelerator does not survive.
+
+        Args:
+            make_setup: Builds what a step uses: ``make_setup()`` or ``make_setup(device)``.
+            data: One batch, a list of batches, a loader, or a function from the step's index to a batch.
+            step: The person's step, ``step(setup, batch)``; either this or ``loss_fn``.
+            loss_fn: A loss for the standard step, ``loss_fn(model, batch)``; either this or ``step``.
+            save: The person's ``save(setup, path)``; None, with ``load``, means ``save_training_state``.
+            load: The person's ``load(setup, path)``.
+            steps: How many steps are trained, the first save after half of them; at least 2.
+            crash_points: How many points inside of each file that is written; None means a few.
+            seed: The run's seed; None means the test's seed.
+            allow: Names of rules that the checkpoint breaks on purpose.
+
+        Returns:
+            The report, when all is well.
+
+        Raises:
+            CheckFailed: A crash, or a full disk, loses the last good checkpoint.
+            NotJudged: The system cannot tell (no POSIX), or the save wrote nothing.
+        """
+        return tl_resume.assert_checkpoint_crash_safe(
+            make_setup,
+            data,
+            step,
+            loss_fn=loss_fn,
+            save=save,
+            load=load,
+            steps=steps,
+            crash_points=crash_points,
+            seed=self.seed if seed is None else seed,
+            allow=allow,
         )
 
 
