@@ -157,3 +157,12 @@ def test_an_optimizer_without_state_is_not_named():
     other["optimizer"]["param_groups"][0]["params"] = [5, 4, 3, 2, 1, 0]
     (difference,) = diff_states(state, other).differences
     assert difference.b[0] == "parameter 5"
+
+
+@pytest.mark.parametrize("params", [5, [[0]], None, [{}]])
+def test_what_only_looks_like_an_optimizer(params):
+    """Groups whose parameters are neither indices nor names are compared as what they are."""
+    state = {"optimizer": {"state": {}, "param_groups": [{"params": params, "lr": 0.1}]}}
+    other = copy.deepcopy(state)
+    other["optimizer"]["param_groups"][0]["lr"] = 0.2
+    assert paths(diff_states(state, other)) == ["optimizer: param_groups[0].lr"]

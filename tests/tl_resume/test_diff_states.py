@@ -324,3 +324,34 @@ def test_tolerances_must_make_sense(value, got):
         diff_states({}, {}, atol=value)
     with pytest.raises(TypeError, match=r"^rtol must be a number, got a str$"):
         diff_states({}, {}, rtol="1")
+
+
+def test_long_names_leave_their_place_in_the_table():
+    """Where a line below a name would be longer than a terminal is wide, the lines of its table stand further left."""
+    name = "layers.0.post_attention_layernorm.weight"
+    state = {name: {"exp_avg": torch.zeros(4)}, "x": {"exp_avg": torch.zeros(4)}}
+    a = {"optimizer": {"state": state, "param_groups": [{"params": [name, "x"]}]}}
+    b = copy.deepcopy(a)
+    b["optimizer"]["state"][name]["exp_avg"][1] = -0.25
+    b["optimizer"]["state"]["x"]["exp_avg"][1] = -0.125
+    assert str(diff_states(a, b)) == text("""
+        different: 2 of 2 tensors
+          a: a
+          b: b
+
+        optimizer
+          elements  largest  relative  tensor
+            2 of 8     0.25         1  exp_avg of all 2 tensors
+              layers.0.post_attention_layernorm.weight[1]: 0 -> -0.25
+    """)
+
+
+def test_lazy_and_nested_tensors():
+    """A lazy module's tensors have no values; nested tensors are compared part by part."""
+    lazy = nn.LazyLinear(2)
+    assert diff_states(lazy.state_dict(), lazy.state_dict()).same
+    parts = [torch.ones(2), torch.ones(3)]
+    other = [torch.ones(2), torch.zeros(3)]
+    nested = [torch.nested.nested_tensor(p, layout=torch.jagged) for p in (parts, other)]
+    assert diff_states({"x": nested[0]}, {"x": nested[0]}).same
+    assert [item.path for item in diff_states({"x": nested[0]}, {"x": nested[1]}).differences] == ["x[1]"]

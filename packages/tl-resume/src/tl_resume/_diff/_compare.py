@@ -293,7 +293,7 @@ def with_names(section: Section, source: Source) -> Section:
     optimizer = section.value
     names = _names.own_names(optimizer)
     for model in source.sections:
-        if not names and model.kind == "model" and model.ordered:
+        if not names and model.kind == "model" and model.ordered and isinstance(model.value, Mapping):
             tensors = {name: value for name, value in model.value.items() if is_tensor(value)}
             names = _names.names_from_model(optimizer, tensors)
             if names:

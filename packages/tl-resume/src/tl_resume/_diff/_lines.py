@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 # A stretch of text and its role: "" (plain), "good", "bad", "title", "head", "name", "figure" or "faint".
 Line = list[tuple[str, str]]
+# Lines that belong to a row stand below its name, unless one of the table would then be longer than a terminal is wide.
+WIDTH = 80
+SHALLOW = 6
 
 
 def text_of(lines: Sequence[Line]) -> str:
@@ -30,6 +33,9 @@ def table(headers: Sequence[str], rows: Sequence[tuple[Sequence[str], Sequence[s
     """
     grid = [headers, *(cells for cells, _ in rows)]
     widths = [max(len(cells[column]) for cells in grid) for column in range(len(aligned))]
+    depth = sum(widths) + 2 * len(widths) + 4
+    if any(depth + len(detail) > WIDTH for _, details in rows for detail in details):
+        depth = SHALLOW
     lines: list[Line] = []
     for position, cells in enumerate(grid):
         padded = [
@@ -40,7 +46,7 @@ def table(headers: Sequence[str], rows: Sequence[tuple[Sequence[str], Sequence[s
         roles = ("head", "head") if not position else ("figure", "name")
         lines.append([(f"  {start}", roles[0]), (cells[-1], roles[1])])
         if position:
-            lines += [[(" " * (len(start) + 4), ""), (detail, "faint")] for detail in rows[position - 1][1]]
+            lines += [[(" " * depth, ""), (detail, "faint")] for detail in rows[position - 1][1]]
     return lines
 
 

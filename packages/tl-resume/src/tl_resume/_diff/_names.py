@@ -15,8 +15,12 @@ def is_optimizer(value: Any) -> bool:
         isinstance(value, Mapping)
         and isinstance(value.get("state"), Mapping)
         and isinstance(value.get("param_groups"), (list, tuple))
-        and all(isinstance(group, Mapping) and "params" in group for group in value["param_groups"])
+        and all(isinstance(group, Mapping) and _is_keys(group.get("params")) for group in value["param_groups"])
     )
+
+
+def _is_keys(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(key, (int, str)) for key in value)
 
 
 def is_by_index(optimizer: Mapping[str, Any]) -> bool:
@@ -29,7 +33,7 @@ def own_names(optimizer: Mapping[str, Any]) -> dict[int, str]:
     names: dict[int, str] = {}
     for group in optimizer["param_groups"]:
         given = group.get("param_names")
-        if not isinstance(given, (list, tuple)) or len(given) != len(group["params"]):
+        if given is None or not _is_keys(given) or len(given) != len(group["params"]):
             return {}
         names.update(zip(group["params"], given, strict=True))
     return names if len(set(names.values())) == len(names) else {}

@@ -147,7 +147,8 @@ def _details(name: str, members: Sequence[Difference]) -> list[str]:
         assert item.index is not None
         left, right = number_pair(*item.values)
         where = f"[{', '.join(map(str, item.index))}]" if item.index else ""
-        lines.append(f"{'' if item.name == name and where else item.name}{where}: {left} -> {right}".removeprefix(": "))
+        own = item.name.removeprefix(first.prefix) if len({member.prefix for member in members}) == 1 else item.name
+        lines.append(f"{'' if item.name == name and where else own}{where}: {left} -> {right}".removeprefix(": "))
     nan = sum(item.nan_a for item in members), sum(item.nan_b for item in members)
     if any(nan):
         told = [f"{count:,} in {side} only" for side, count in zip("ab", nan, strict=True) if count]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tl_resume._diff._stored import StoredTensor
 from tl_resume._diff._tensors import AnyTensor
@@ -54,7 +54,8 @@ class Flat:
 
     Attributes:
         leaves: ``TensorLeaf`` or plain value by path. A list or tuple of nothing but scalars is one plain value.
-        containers: ``"dict"``, ``"list"``, ``"tuple"``, ``"deque"`` by path; a sparse tensor is a dict of its parts.
+        containers: ``"dict"``, ``"list"``, ``"tuple"`` or ``"deque"`` by path; a sparse tensor is a dict of its parts,
+            a nested tensor a list.
         empty: The paths of containers that hold nothing.
     """
 
@@ -91,6 +92,9 @@ def _gather(value: Any, path: Path, flat: Flat) -> None:
         flat.containers[path] = "dict"
         children = [(name, getattr(value.detach(), method)()) for name, method in _SPARSE_PARTS[value.layout]]
         children.append(("size", tuple(value.shape)))
+    elif isinstance(value, Tensor) and value.is_nested:
+        flat.containers[path] = "list"
+        children = list(enumerate(value.detach().unbind()))
     elif isinstance(value, deque):
         flat.containers[path] = "deque"
         children = list(enumerate(value))
@@ -121,6 +125,8 @@ def _leaf(value: Any) -> Any:
 
 
 def _tensor_leaf(tensor: Tensor) -> Any:
+    if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
+        return "<uninitialised tensor of a lazy module>"
     label = str(tensor.dtype).removeprefix("torch.")
     if tensor.is_meta:
         return f"<meta tensor, {label} {list(tensor.shape)}>"
