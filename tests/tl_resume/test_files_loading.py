@@ -206,17 +206,27 @@ def test_an_object_that_refuses_its_state_undoes_the_loading(place, tmp_path):
     assert bits(other, tmp_path) == bits(setup, tmp_path)
 
 
-def test_a_flipped_byte_leaves_the_setup_as_it_was(tmp_path):
-    """Digests are checked before anything is restored, and the tensor is named."""
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.1.weight",
+        "optimizers.optimizer.state.1.bias.exp_avg_sq",
+        "gradients.1.weight",
+        "rng.torch",
+        "attributes.counts.seen",
+    ],
+)
+def test_a_flipped_byte_leaves_the_setup_as_it_was(name, tmp_path):
+    """Digests are checked before what cannot be taken back, and the tensor is named."""
     path = tmp_path / "state"
     save_training_state(trained(), path)
     data = bytearray(path.read_bytes())
     with StateFile(path) as file:
-        position = file._begin(file.tensors["model.1.weight"])
+        position = file._begin(file.tensors[name])
     data[position] ^= 1
     path.write_bytes(data)
     assert refusal(path, build(), tmp_path, StateFileError) == (
-        " is damaged: the bytes of model.1.weight are not those that were written"
+        f" is damaged: the bytes of {name!r} are not those that were written"
     )
 
 
@@ -283,7 +293,9 @@ def test_progress_is_shown(tmp_path, capsys):
     load_training_state(build(), tmp_path / "state", progress=True)
     shown = capsys.readouterr().out
     assert "saving state" in shown
-    assert "checking state" in shown
+    assert "loading state" in shown
+    sizes = [line.split()[3] for line in shown.splitlines()]
+    assert all(size.split("/")[0] == size.split("/")[1] for size in sizes)
 
 
 def test_progress_without_rich_says_what_to_install(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 
 from tl_core import TrainingSetup
 from tl_resume._fit import is_lazy, misfits
-from tl_resume._format import StateFile, StateFileError
+from tl_resume._format import StateFile, StateFileError, TensorEntry
 from tl_resume._generators import (
     check_generator,
     check_global_states,
@@ -29,22 +30,24 @@ from tl_resume._undo import Journal
 
 
 def restore(setup: TrainingSetup, file: StateFile, advance: Callable[[int], None] = lambda nbytes: None) -> None:
-    """Restore a setup from a file whose digests have been checked.
+    """Restore a setup from a file.
 
     Args:
         setup: The setup.
         file: The file.
-        advance: Called with the bytes of each tensor of the model that has been copied.
+        advance: Called with numbers of bytes that have been checked; they add up to those of the file.
 
     Raises:
+        StateFileError: A digest does not match; the setup is as it was.
         ValueError: The file does not fit the setup, or an object could not be restored; the setup is as it was.
     """
     saved = file.skeleton()
+    _check_digests(file, saved, advance)
     rng, generators = _check(setup, file, saved)
     journal, before = Journal(), global_states()
     restorer = _Restorer(setup, file, saved, journal)
     try:
-        restorer.restore_fallible()
+        restorer.restore_fallible(advance)
     except BaseException as error:
         stuck = journal.roll_back()
         set_global_states(before)
@@ -58,12 +61,35 @@ def restore(setup: TrainingSetup, file: StateFile, advance: Callable[[int], None
         raise ValueError(
             f"{file.path}: {journal.place} could not be restored ({type(error).__name__}: {text}){left}"
         ) from error
-    restorer.finish(advance)
+    restorer.finish()
     live = find_generators(setup)
     for place, state in generators.items():
         if place in live:
             set_generator_state(live[place], state)
     set_global_states(rng)
+
+
+# Their tensors are made anew, and only checked while they are read.
+_READ_ONCE = ("optimizers", "gradients")
+
+
+def _check_digests(file: StateFile, saved: Any, advance: Callable[[int], None]) -> None:
+    """Check the tensors that are copied into others, from where there is no way back."""
+    later: set[str] = set()
+    if isinstance(saved, dict) and set(_READ_ONCE) <= set(saved):
+        later = _stored_names([saved[section] for section in _READ_ONCE])
+        later -= _stored_names([value for section, value in saved.items() if section not in _READ_ONCE])
+    damaged = file.damaged([name for name in file.tensors if name not in later], advance=advance)
+    if damaged:
+        shown = ", ".join(map(repr, damaged[:5])) + (f" and {len(damaged) - 5} more" if len(damaged) > 5 else "")
+        raise StateFileError(f"{file.path} is damaged: the bytes of {shown} are not those that were written")
+
+
+def _stored_names(value: Any) -> set[str]:
+    if isinstance(value, TensorEntry):
+        return {value.name}
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, deque)) else ()
+    return set().union(*map(_stored_names, inner))
 
 
 def _check(setup: TrainingSetup, file: StateFile, saved: Any) -> tuple[Any, dict[str, Any]]:
@@ -89,12 +115,13 @@ class _Restorer:
         self._trained = trained_tensors(setup)
         self._names = {id(tensor): name for name, tensor in self._trained.items()}
 
-    def restore_fallible(self) -> None:
+    def restore_fallible(self, advance: Callable[[int], None]) -> None:
         """Restore what a person's code may refuse; the journal knows the way back."""
         setup = self._setup
         # optimizers before schedulers, which may look at them
         for name, optimizer in setup.optimizers.items():
             self._stateful(optimizer, ("optimizers", name), f"optimizers[{name!r}]")
+            advance(self._nbytes(self._saved["optimizers"][name]))
         for name, scheduler in setup.schedulers.items():
             self._stateful(scheduler, ("schedulers", name), f"schedulers[{name!r}]")
         if setup.scaler is not None and self._saved["scaler"]:
@@ -104,6 +131,10 @@ class _Restorer:
         self._entries(setup.state, "state", "state[{!r}]")
         self._entries(attributes(setup), "attributes", "setup.{}")
         self._gradients()
+        advance(self._nbytes(self._saved["gradients"]))
+
+    def _nbytes(self, saved: Any) -> int:
+        return sum(self._file.tensors[name].nbytes for name in _stored_names(saved))
 
     def _entries(self, live: dict[str, Any], section: str, write: str) -> None:
         for name in self._saved[section]:
@@ -159,16 +190,16 @@ class _Restorer:
 
     def _read_gradient(self, name: str) -> torch.Tensor:
         device = self._trained[name].device
-        gradient = self._file.part("gradients", name, device=lambda entry: device, verify=False)
+        gradient = self._file.part("gradients", name, device=lambda entry: device)
         assert isinstance(gradient, torch.Tensor)
         return gradient
 
-    def finish(self, advance: Callable[[int], None]) -> None:
+    def finish(self) -> None:
         """Restore what cannot fail."""
         setup, saved = self._setup, self._saved
         lazy = [name for name, tensor in self._trained.items() if is_lazy(tensor)]
         for restorer in self._modules:
-            restorer.finish(advance)
+            restorer.finish()
         for name in lazy:
             if name in saved["gradients"]:
                 self._trained[name].grad = self._read_gradient(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -51,17 +50,12 @@ class ModuleRestorer:
         journal.add(lambda: self._module.load_state_dict(before))
         self._module.load_state_dict(self._filled())
 
-    def finish(self, advance: Callable[[int], None]) -> None:
-        """Copy the tensors from the file, and load what is no tensor of the module's own.
-
-        Args:
-            advance: Called with the bytes of each tensor.
-        """
+    def finish(self) -> None:
+        """Copy the tensors from the file, and load what is no tensor of the module's own."""
         for name, tensor in self._in_place.items():
             entry = self._saved[name]
             assert isinstance(entry, TensorEntry)
             self._file.copy_into(entry, tensor)
-            advance(tensor.numel() * tensor.element_size())
         self._module.load_state_dict(self._filled())
 
     def _other_keys(self) -> dict[str, str]:

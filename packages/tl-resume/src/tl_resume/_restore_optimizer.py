@@ -30,22 +30,20 @@ def restore_optimizer(
     current = optimizer.state_dict()
     by_index = parameters_by_index(optimizer, current)
     if by_index is None or not has_named_groups(saved):
-        journal.load(optimizer, file.part(*keys, verify=False))
+        journal.load(optimizer, file.part(*keys))
         return
     index_of = {names[id(tensor)]: index for index, tensor in by_index.items()}
     states: dict[Any, Any] = {}
     for name in saved["state"]:
         parameter = by_index.get(index_of.get(name, -1))
-        states[index_of.get(name, name)] = file.part(
-            *keys, "state", name, device=partial(_device, parameter), verify=False
-        )
+        states[index_of.get(name, name)] = file.part(*keys, "state", name, device=partial(_device, parameter))
     groups = []
-    for group, live in zip(file.part(*keys, "param_groups", verify=False), current["param_groups"], strict=True):
+    for group, live in zip(file.part(*keys, "param_groups"), current["param_groups"], strict=True):
         loaded = {**group, "params": live["params"]}
         if "param_names" in live:  # in the order of this optimizer's parameters
             loaded["param_names"] = live["param_names"]
         groups.append(loaded)
-    rest = {key: file.part(*keys, key, verify=False) for key in saved if key not in ("state", "param_groups")}
+    rest = {key: file.part(*keys, key) for key in saved if key not in ("state", "param_groups")}
     attributes, old_groups = dict(vars(optimizer)), [dict(group) for group in optimizer.param_groups]
     old_states = {parameter: dict(state) for parameter, state in optimizer.state.items() if isinstance(state, dict)}
     journal.add(lambda: _put_back(optimizer, attributes, old_groups, old_states))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -192,20 +192,24 @@ class StateFile:
         else:
             tensor.detach().copy_(self.read(entry, verify=False))
 
-    def damaged(self, advance: Callable[[int], None] = lambda nbytes: None) -> list[str]:
-        """Name the stored tensors whose digest does not match, reading all of them with constant memory.
+    def damaged(
+        self, names: Iterable[str] | None = None, *, advance: Callable[[int], None] = lambda nbytes: None
+    ) -> list[str]:
+        """Name the stored tensors whose digest does not match, reading them with constant memory.
 
         Args:
+            names: Those to read; None for all.
             advance: Called with the bytes of each tensor that has been read.
         """
-        names = []
+        entries = [self.tensors[name] for name in (self.tensors if names is None else names)]
+        wrong = []
         with ThreadPoolExecutor(_THREADS, "tl-resume-verify") as pool:
-            digests = pool.map(lambda entry: self._digest(entry, None), self.tensors.values())
-            for entry, digest in zip(self.tensors.values(), digests, strict=True):
+            digests = pool.map(lambda entry: self._digest(entry, None), entries)
+            for entry, digest in zip(entries, digests, strict=True):
                 if digest != entry.digest:
-                    names.append(entry.name)
+                    wrong.append(entry.name)
                 advance(entry.nbytes)
-        return names
+        return wrong
 
     def _stream(self, entry: TensorEntry, verify: bool, into: memoryview) -> None:
         if not verify and into.nbytes < _PARALLEL_BYTES:
