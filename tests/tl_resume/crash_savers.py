@@ -246,6 +246,12 @@ def save_final_name(setup, path):
     sync_folder(path)
 
 
+def save_after_unlink(setup, path):
+    path.unlink(missing_ok=True)
+    write(content(setup), path)
+    sync_folder(path.parent)
+
+
 def save_after_rotation(setup, path):
     path.mkdir(exist_ok=True)
     for old in path.glob("*.pt"):

@@ -6,7 +6,7 @@ import pytest
 
 from tl_resume._crash import _sync
 from tl_resume._crash._child import run_child
-from tl_resume._crash._sync import Tracer, let_trace, unsynced_in_trace, unsynced_pages
+from tl_resume._crash._sync import Tracer, unsynced_in_trace, unsynced_pages
 
 WRITE = "7 write(3</w/new>, ..., 10) = 10"
 SYNC = "7 fsync(3</w/new>) = 0"
@@ -92,7 +92,6 @@ def write_unsynced(folder):
 @pytest.mark.skipif(not os.path.exists("/usr/bin/strace"), reason="needs strace")
 def test_tracer(tmp_path):
     """A child that waits is traced from its first act on."""
-    let_trace()
     tracer = Tracer(str(tmp_path / "trace"))
     run_child(lambda: write_unsynced(tmp_path), limit_s=20, prepare=tracer.attach)
     assert unsynced_in_trace(tracer.lines(), str(tmp_path)) == (

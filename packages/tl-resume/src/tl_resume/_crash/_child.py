@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import random
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from tl_resume._crash._sync import let_trace
 
 _POLL_S = 0.02
 _MESSAGE_CHARS = 160
@@ -119,6 +122,8 @@ def _be_child(action: Callable[[], Mapping[str, Any]], gate: int, output: int, r
     said: Mapping[str, Any] = {}
     try:
         os.setsid()
+        let_trace()
+        gc.freeze()  # a collection would touch, and so copy, the pages of all that the parent holds
         for number in (signal.SIGINT, signal.SIGTERM):
             if threading.current_thread() is threading.main_thread():
                 signal.signal(number, signal.SIG_DFL)

@@ -65,7 +65,7 @@ class Lost:
     said: str = ""
 
 
-def explain(work: str, before: Tree, complete: Tree, acts: list[Act], point: Point) -> Why:
+def explain(work: str, before: Tree, complete: Tree, acts: list[Act], point: Point, went_on: bool) -> Why:
     """Say why the checkpoint is lost, from what is in the folder after the death.
 
     Args:
@@ -74,6 +74,7 @@ def explain(work: str, before: Tree, complete: Tree, acts: list[Act], point: Poi
         complete: Its tree after an undisturbed save.
         acts: What an undisturbed save does.
         point: Where the save died.
+        went_on: It did not, but returned as if the disk were not full.
 
     Returns:
         The cause, established by what was there and is not, or is there and is not complete.
@@ -93,25 +94,28 @@ def explain(work: str, before: Tree, complete: Tree, acts: list[Act], point: Poi
     incomplete = [name for name in emptied if name == written or now[name].size_bytes < before[name].size_bytes]
     # the act that a limit begins with is done when the limit is reached; with a full disk, save() goes on
     done = acts if point.kind == "full-disk" else acts[: point.index + (point.kind != "act")]
-    removed = [name for name in before if name not in now]
-    if incomplete:
-        cause = "save() opens {name} for writing in place, which empties it before the new data are complete"
-        return Why(cause, _WRITE_ASIDE, incomplete[0])
-    for name in removed:
-        act = _act_on(done, name)
-        if act is not None:
-            return _removed(act, acts, complete)
     fresh = changed(before, now)
     kept = [name for name in now if name not in fresh]
     short = [name for name in fresh if name in complete and now[name].size_bytes < complete[name].size_bytes]
-    short += [name for name in fresh if name in complete and name == written and name not in short]
+    if written in fresh and written in complete:
+        short.insert(0, written)
+    missing = [name for name in before if name not in now]
+    for name in [*missing, *(name for name in [*incomplete, *short] if name in before)]:
+        act = _act_on(done, name)
+        if act is not None:
+            return _removed(act, acts, complete)
+    if incomplete:
+        cause = "save() opens {name} for writing in place, which empties it before the new data are complete"
+        return Why(cause, _WRITE_ASIDE, incomplete[0])
     for name in short:
-        if name in before:
-            put = f"{now[name].size_bytes:,} of {complete[name].size_bytes:,} bytes in the place of {name}"
+        if went_on or (point.kind == "full-disk" and name in before):
             return Why(
-                f"save() went on after its write had failed, and put {put}",
-                "let the error pass, and replace the old checkpoint only when all is written and synced",
+                "save() goes on after a write has failed, and leaves {name} incomplete in its place",
+                "let the error pass, and put files in their place only when all is written and synced",
+                name,
             )
+        if name in before:
+            continue
         return Why(
             "save() writes {name} under its final name, where load() finds it before it is complete",
             "write to a temporary file of another name beside it, flush and os.fsync it, os.rename it to {name} and "

@@ -195,7 +195,8 @@ class CrashRun:
             if tried.act is not None:
                 unsynced.look(before, tried.act)
             # before load, which may tidy up
-            why = explain(self._trial.work, before, recorded.after, recorded.acts, tried)
+            went_on = tried.kind == "full-disk" and ended.report is not None and ended.raised is None
+            why = explain(self._trial.work, before, recorded.after, recorded.acts, tried, went_on)
             loaded = self._trial.load_into(fresh)
             fault, mixed = self._fault(loaded, references)
             if fault:

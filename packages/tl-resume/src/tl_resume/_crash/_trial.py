@@ -14,7 +14,7 @@ from typing import Any
 from tl_core import TrainingSetup, seed_everything
 from tl_resume._crash._child import Ended, run_child
 from tl_resume._crash._points import Point, Written
-from tl_resume._crash._sync import Tracer, let_trace
+from tl_resume._crash._sync import Tracer
 from tl_resume._crash._tree import Entry, Tree, changed, read_tree, restore
 from tl_resume._crash._watch import Act, Recording, kill_before, limit_from, watch
 from tl_resume._crash._whole import State, fingerprints
@@ -106,10 +106,11 @@ class Trial:
             trees = [{name: _plain(entry) for name, entry in tree.items()} for tree in recording.trees]
             return {"acts": recording.acts, "trees": trees, "running": running}
 
-        let_trace()
         tracer = Tracer(self._log)
-        ended = self._run(action, prepare=tracer.attach)
-        trace = tracer.lines()
+        try:
+            ended = self._run(action, prepare=tracer.attach)
+        finally:
+            trace = tracer.lines()
         report = ended.report if ended.report is not None and ended.raised is None else {}
         trees = [{name: Entry(*entry) for name, entry in tree.items()} for tree in report.get("trees", [])]
         acts = [(kind, first, second) for kind, first, second in report.get("acts", [])]
