@@ -247,13 +247,16 @@ def test_a_file_of_another_state_is_refused(tmp_path):
             {"python": 1},
             "rng of python cannot be set ('int' object is not subscriptable)\n  rng of torch is no tensor",
         ),
+        ("rng", {**training_state(build())["rng"], "cuda": 3}, "rng of cuda is no list"),
         ("step_index", -1, "step_index: -1 is no index of a step"),
         ("modes", {"": 3}, "modes: missing 0, 0.layer, 1\n  modes: a mode is no bool"),
+        ("modes", {0: True}, "its section modes has a key that is no name"),
+        ("model", {1: 2}, "model: the file has no state_dict"),
         ("schedulers", [], "its section schedulers is no dict"),
         ("generators", {"state['masks']": torch.ones(3)}, None),
         ("optimizers", {"optimizer": 3}, "optimizers['optimizer']: the file has no parameter groups by name"),
     ],
-    ids=["rng", "step_index", "modes", "section", "generators", "optimizer"],
+    ids=["rng", "cuda", "step_index", "modes", "keys", "model", "section", "generators", "optimizer"],
 )
 def test_values_of_another_kind_are_refused(section, value, message, tmp_path):
     """A file whose digests are right may still hold anything."""

@@ -55,6 +55,9 @@ def load_training_state(setup: TrainingSetup, path: str | os.PathLike[str], *, p
     after that (the tensors of modules, modes, generators) fits, so only a disk that fails between checking and reading,
     or a module's load hook that raises the second time it is called, leaves it half done.
 
+    Plain data are brought back in the dicts, lists and tensors that the setup has; a tensor that it does not have yet
+    comes on the CPU.
+
     Args:
         setup: A setup built as the saved one was.
         path: The file.

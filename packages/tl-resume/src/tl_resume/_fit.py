@@ -36,6 +36,8 @@ def misfits(setup: TrainingSetup, saved: Any) -> list[str]:
         return [f"it holds no training state: that has the sections {', '.join(SECTIONS)}"]
     if wrong := [section for section in _DICTS if not isinstance(saved[section], dict)]:
         return [f"its section {wrong[0]} is no dict"]
+    if wrong := [section for section in _DICTS if not _has_names(saved[section])]:
+        return [f"its section {wrong[0]} has a key that is no name"]
     trained = trained_tensors(setup)
     lines = [
         _line("model", _module(setup.model, saved["model"])),
@@ -56,6 +58,10 @@ def misfits(setup: TrainingSetup, saved: Any) -> list[str]:
     if type(saved["step_index"]) is not int or saved["step_index"] < 0:
         lines.append(f"step_index: {saved['step_index']!r:.80} is no index of a step")
     return [line for line in lines if line]
+
+
+def _has_names(saved: Any) -> bool:
+    return isinstance(saved, dict) and all(isinstance(name, str) for name in saved)
 
 
 def _line(section: str, problems: Iterable[str]) -> str:
@@ -115,7 +121,7 @@ def live_module_state(module: nn.Module) -> dict[str, Any]:
 def _module(module: nn.Module, saved: Any) -> list[str]:
     if not has_torch_layout(module):
         return []  # only its own load_state_dict knows what fits
-    if not isinstance(saved, dict):
+    if not _has_names(saved):
         return ["the file has no state_dict"]
     live = live_module_state(module)
     return [*_names(live, saved), *_tensors(live, saved)]

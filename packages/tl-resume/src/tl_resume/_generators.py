@@ -45,10 +45,14 @@ def check_global_states(states: Any) -> list[str]:
 
         wrong += [f"rng of numpy {problem}" for problem in _try(numpy.random.RandomState(), states["numpy"])]
     for name in _ACCELERATORS:
-        for index, state in enumerate(states.get(name, ()) if _device_count(name) else ()):
-            if index < _device_count(name):
-                generator = torch.Generator(f"{name}:{index}")
-                wrong += [f"rng of {name}:{index} {problem}" for problem in _try(generator, state)]
+        if not isinstance(states.get(name, []), list):
+            wrong.append(f"rng of {name} is no list")
+            continue
+        for index, state in enumerate(states.get(name, [])[: _device_count(name)]):
+            generator = torch.Generator(f"{name}:{index}")
+            wrong += [f"rng of {name}:{index} {problem}" for problem in _try(generator, state)]
+    if "mps" in states and torch.backends.mps.is_available():
+        wrong += [f"rng of mps {problem}" for problem in _try(torch.Generator("mps"), states["mps"])]
     return wrong
 
 
@@ -60,9 +64,8 @@ def set_global_states(states: dict[str, Any]) -> None:
 
         numpy.random.set_state(states["numpy"])
     for name in _ACCELERATORS:
-        for index, state in enumerate(states.get(name, ())):
-            if index < _device_count(name):
-                getattr(torch, name).set_rng_state(state, f"{name}:{index}")
+        for index, state in enumerate(states.get(name, [])[: _device_count(name)]):
+            getattr(torch, name).set_rng_state(state, f"{name}:{index}")
     if "mps" in states and torch.backends.mps.is_available():
         torch.mps.set_rng_state(states["mps"])
     torch.set_rng_state(states["torch"])
