@@ -238,7 +238,7 @@ def _explain(session: Session, evidence: Evidence, path: Path, fresh_process: bo
     warm = resumed(session, at, path, saved=saved, put=pieces, warm=True).run
     evidence.warm_agrees = evidence.parted(warm) is None
     assert evidence.diverged is not None
-    if not findings(evidence):
+    if all(finding.rule == "resume-diverges" for finding in findings(evidence)):
         evidence.first_module = first_different_module(session, at, path, evidence.diverged.step)
 
 

@@ -118,6 +118,15 @@ class Evidence:
         return grouped
 
     @cached_property
+    def _set_by_load(self) -> set[tuple[Piece, tuple[object, ...]]]:
+        """The places that loading changed in the fresh setup."""
+        return {(d.piece, d.path) for d in compare_captures(self.resumed.run.start, self.resumed.loaded)}
+
+    def as_built(self, piece: Piece) -> bool:
+        """Tell whether all that differs in a piece is as the fresh setup had it before loading."""
+        return all((piece, difference.path) not in self._set_by_load for difference in self.by_piece[piece])
+
+    @cached_property
     def drawn_from(self) -> set[Piece]:
         """The global generators that moved between saving and the end of the uninterrupted run."""
         moved = compare_captures(self.save.saved, self.full.finished)

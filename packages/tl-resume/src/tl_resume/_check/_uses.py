@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import textwrap
 import types
@@ -69,7 +70,7 @@ def _followed(functions: Iterable[Any]) -> Iterator[types.FunctionType]:
             continue
         seen.add(value)
         yield value
-        names = [name for code in _codes(value.__code__) for name in code.co_names]
+        names = [name for code in _codes(value.__code__) for name in _globals(code)]
         cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
         waiting += [value.__globals__[name] for name in names if name in value.__globals__]
         waiting += cells
@@ -82,6 +83,13 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes(constant)
+
+
+def _globals(code: types.CodeType) -> Iterator[str]:
+    """Yield the global names that code loads; ``co_names`` has those of attributes too (``optimizer.step``)."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
 
 
 def _filled(cell: types.CellType) -> bool:

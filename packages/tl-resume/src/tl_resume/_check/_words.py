@@ -132,6 +132,14 @@ def tensor_names(differences: Iterable[StateDifference], everything: Iterable[st
     return group_names(dict.fromkeys(str(d.path[0]) for d in differences if d.path), everything)
 
 
+def module_names(differences: Iterable[StateDifference]) -> str:
+    """Write the names of modules whose modes differ: ``the model and 3 of its modules``, or by name."""
+    names = [str(d.path[0]) for d in differences]
+    if "" not in names:
+        return group_names(names, names)
+    return "the model" + (f" and {len(names) - 1} of its modules" if len(names) > 1 else "")
+
+
 def parting(found: Divergence, kind: str = "resumed") -> str:
     """Say where two runs part."""
     if found.what.startswith(RAISES):

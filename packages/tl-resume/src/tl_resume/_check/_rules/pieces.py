@@ -8,7 +8,7 @@ from dataclasses import replace
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence
 from tl_resume._check._origin import Origin, origin
-from tl_resume._check._words import below, established, listed_names, one, tensor_names, title, values
+from tl_resume._check._words import below, established, listed_names, module_names, one, tensor_names, title, values
 from tl_telemetry import Piece, StateDifference
 
 _RULE = {
@@ -84,7 +84,7 @@ def not_restored(evidence: Evidence) -> Iterator[Finding]:
         if not cause:
             if piece.kind in ("gradients", "module attributes"):
                 continue
-            differences = [d for d in differences if evidence.remains(d) and not _is_unsteady(evidence, d)]
+            differences = [d for d in differences if _stays(evidence, d)]
         if differences:
             found.append(_finding(evidence, piece, rule, differences, cause))
     yield from _merged(found)
@@ -110,8 +110,11 @@ def _merged(found: list[Finding]) -> Iterator[Finding]:
         )
 
 
-def _is_unsteady(evidence: Evidence, difference: StateDifference) -> bool:
-    return (difference.piece, difference.path) in evidence.unsteady
+def _stays(evidence: Evidence, difference: StateDifference) -> bool:
+    """Tell whether a difference is one at the end too, and one that a repetition of the run does not show."""
+    if difference.piece.kind == "scheduler" and difference.path[-1:] == ("_step_count",):
+        return False  # torch counts the calls of step() to warn of a wrong order, and goes by last_epoch
+    return evidence.remains(difference) and (difference.piece, difference.path) not in evidence.unsteady
 
 
 def _finding(
@@ -177,8 +180,19 @@ def _differing(evidence: Evidence, piece: Piece) -> str:
         lost = [d for d in differences if d.b is None]
         names = tensor_names(lost or differences, evidence.weight_names)
         return f"the gradients of {names}, accumulated before step {evidence.resume_at}, are not there after loading"
-    verb = "differ" if piece.kind in ("param groups", "modes") else "differs"
+    if piece.kind == "modes":
+        parts = []
+        for mode, other in ((True, "eval"), (False, "training")):
+            switched = [d for d in differences if d.plain_a is mode]
+            if switched:
+                parts.append(f"{module_names(switched)} {_are(switched)} in {other} mode after loading")
+        return " and ".join(parts) + ", other than when saved"
+    verb = "differ" if piece.kind == "param groups" else "differs"
     return f"{title(piece)} {verb} after loading: {values(differences, name=below)}"
+
+
+def _are(several: Sequence[object]) -> str:
+    return "is" if len(several) == 1 else "are"
 
 
 def _effect(evidence: Evidence, piece: Piece, is_cause: bool) -> str:
@@ -193,12 +207,18 @@ def _generic_cause(evidence: Evidence, piece: Piece, come: Origin | None) -> str
     tail = f": {consequence}" if consequence else ""
     if piece.kind == "weights" and (hidden := _not_in_state_dict(evidence, piece)):
         return f"state_dict() leaves {hidden} out (persistent=False): the checkpoint lacks what training made of it"
-    if come is not None and come.kind == "fresh":
-        return f"load() left it as make_setup() had built it{tail}"
+    if (come is not None and come.kind == "fresh") or evidence.as_built(piece):
+        return f"load() left {_it(piece)} as make_setup() had built {_it(piece)}{tail}"
     restored = any(piece in r.pieces for r in evidence.resumed.restored)
     if piece.kind in ("optimizer state", "param groups", "scheduler", "scaler", "state") and not restored:
         return f"it is not in the checkpoint, or load() does not restore it{tail}"
-    return f"load() gave it another value than it had when saved{tail}"
+    if piece.kind == "gradients" and all(d.b is None for d in evidence.by_piece[piece]):
+        return f"they are not in the checkpoint, or load() does not restore them{tail}"
+    return f"load() gave {_it(piece)} other values than when saved{tail}"
+
+
+def _it(piece: Piece) -> str:
+    return "it" if piece.kind in ("optimizer state", "scheduler", "scaler", "state") else "them"
 
 
 def _not_in_state_dict(evidence: Evidence, piece: Piece) -> str:

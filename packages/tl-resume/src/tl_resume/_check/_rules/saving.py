@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from tl_core import Finding, group_names
+from tl_core import Finding
 from tl_resume._check._evidence import Evidence
-from tl_resume._check._words import parting, tensor_names, title, values
+from tl_resume._check._words import module_names, parting, tensor_names, title, values
 from tl_telemetry import Piece, StateDifference
 
 _HARMLESS = ("outside", "rng")  # a store of checkpoints; a draw that only matters where the loop draws too
@@ -51,11 +51,16 @@ def changes_training(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _matters(evidence: Evidence, difference: StateDifference) -> bool:
-    """Tell whether a change is one of training state: not a counter or a log that saving itself keeps."""
-    if difference.piece.kind != "attribute":
+    """Tell whether a change is one of training state: not a counter, a score or a log that saving itself keeps."""
+    if not _is_kept_by_save(difference):
         return True
     after = evidence.saving_parts
-    return after is not None and not any(d.piece.kind != "attribute" for d in evidence.save.changed)
+    return after is not None and all(map(_is_kept_by_save, evidence.save.changed))
+
+
+def _is_kept_by_save(difference: StateDifference) -> bool:
+    plain = difference.kind in ("number", "value")
+    return difference.piece.kind == "attribute" or (difference.piece.kind == "state" and plain)
 
 
 def _changes(evidence: Evidence, changed: dict[Piece, list[StateDifference]]) -> str:
@@ -67,20 +72,13 @@ def _changes(evidence: Evidence, changed: dict[Piece, list[StateDifference]]) ->
             first = values(differences[:1], then="before", now="after saving")
             texts.append(f"the values of {shown} ({first})")
         elif piece.kind == "modes":
-            names = [str(d.path[0]) or "the model" for d in differences]
             modes = {"eval" if d.plain_b is False else "training" for d in differences}
-            texts.append(f"{' and '.join(sorted(modes))} mode was left on in {_modules(names)}")
+            texts.append(f"{' and '.join(sorted(modes))} mode was left on in {module_names(differences)}")
         elif piece.kind == "rng":
             texts.append(f"{title(piece)} was drawn from, which the loop draws from too")
         else:
             texts.append(values(differences, then="before", now="after saving"))
     return "; ".join(texts)
-
-
-def _modules(names: list[str]) -> str:
-    if "the model" in names:
-        return "the model" + (f" and {len(names) - 1} of its modules" if len(names) > 1 else "")
-    return group_names(names, names)
 
 
 def _cause(changed: dict[Piece, list[StateDifference]]) -> str:

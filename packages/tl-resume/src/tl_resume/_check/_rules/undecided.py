@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence
-from tl_resume._check._words import listed, parting
+from tl_resume._check._words import listed, parting, title
 from tl_telemetry import Piece
 
 
@@ -41,7 +41,10 @@ def diverges(evidence: Evidence) -> Iterator[Finding]:
 
 def _compared(evidence: Evidence) -> str:
     names = [
-        piece for piece in evidence.save.saved.pieces if piece.kind not in ("rng", "gradients", "outside", "modes")
+        piece
+        for piece in evidence.save.saved.pieces
+        if piece.kind not in ("rng", "gradients", "outside", "modes", "module attributes")
+        and title(piece) not in evidence.save.saved.uncopied
     ]
     return listed([*names, Piece("modes")]) + ", and the generators that the loop draws from"
 
