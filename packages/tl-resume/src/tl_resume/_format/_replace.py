@@ -73,7 +73,8 @@ def replacing(path: Any, *, durable: bool) -> Iterator[int]:
                 os.unlink(temporary)
             raise
     except OSError as error:
-        if error.filename in (None, str(temporary)):  # a full disk says where; nobody knows the temporary name
+        # a full disk says where; nobody knows the temporary name
+        if error.errno is not None and error.filename in (None, str(temporary)):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
@@ -104,7 +105,11 @@ def _free_name(folder: Path, prefix: str) -> Path:
 
 
 def _remove_litter(folder: Path, prefix: str) -> None:
-    for entry in list(os.scandir(folder)):
+    try:
+        entries = list(os.scandir(folder))
+    except PermissionError:  # a folder that may be written to but not listed
+        return
+    for entry in entries:
         if not (entry.name.startswith(prefix) and entry.name.endswith(_SUFFIX)):
             continue
         middle = entry.name[len(prefix) : -len(_SUFFIX)].split("-")
