@@ -160,8 +160,6 @@ def save_numbered(setup, path):
     os.replace(path / "part", path / f"{setup.step_index:04d}.pt")
     with open(path.parent / "log.txt", "a") as file:
         file.write(f"saved step {setup.step_index}\n")
-        file.flush()
-        os.fsync(file.fileno())
     sync_folder(path)
     for old in sorted(path.glob("*.pt"))[:-1]:
         old.unlink()
@@ -250,6 +248,34 @@ def save_after_unlink(setup, path):
     path.unlink(missing_ok=True)
     write(content(setup), path)
     sync_folder(path.parent)
+
+
+def save_journal(setup, path):
+    """Append a line for each save, which names its file."""
+    write(content(setup), path.with_name(f"{setup.step_index}.pt"))
+    with open(path, "a") as file:
+        file.write(f"{setup.step_index}.pt\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_journal(setup, path):
+    load(setup, path.with_name(path.read_text().split("\n")[-2]))
+
+
+def load_torn_journal(setup, path):
+    load(setup, path.with_name(path.read_text().split()[-1]))
+
+
+def save_patched(setup, path):
+    """Change a part of a file in place."""
+    save_aside(setup, path)
+    note = path.with_name("note")
+    note.touch()
+    with open(note, "r+b") as file:
+        file.write(b"x")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def save_after_rotation(setup, path):

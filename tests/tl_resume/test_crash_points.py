@@ -37,6 +37,8 @@ WRITE, RENAME = ("write", "tmp", ""), ("rename", "tmp", "ckpt")
             {"ckpt": entry(1, 60, 2)},
             [Written("ckpt", 60, 1, False)],
         ),
+        # appended to
+        ([("append", "ckpt", "")], [OLD], {"ckpt": entry(1, 60, 2)}, [Written("ckpt", 60, 0, True, begin=50)]),
         # a rename alone, and a link, write nothing
         ([("rename", "ckpt", "bak")], [OLD], {"bak": entry(1, 50)}, []),
         ([("symlink", "latest", "")], [OLD], {**OLD, "latest": Entry(4, 4, 2, "ckpt")}, []),
@@ -66,6 +68,18 @@ def test_given_number(number, size_bytes, expected):
     """crash_points is the number of points in each file, as far as it has bytes."""
     points, _ = choose_points([Written("f", size_bytes, 0, False)], [], number)
     assert [point.num_bytes for point in points if point.kind == "byte"] == expected
+
+
+def test_appended():
+    """The points in a file that is appended to lie in what is appended."""
+    file = Written("log", 60, 0, True, begin=50)
+    points, _ = choose_points([file], [("append", "log", "")], 3)
+    assert [(point.kind, point.num_bytes) for point in points] == [
+        ("byte", 50),
+        ("byte", 54),
+        ("byte", 59),
+        ("full-disk", 55),
+    ]
 
 
 def test_many_files():

@@ -72,14 +72,18 @@ class Unsynced:
 
 def find_unsynced(trial: Trial, recorded: Recorded, before: Tree) -> Unsynced:
     """Look for what an undisturbed save left to the operating system; to be called right after it."""
-    written = [name for name in changed(before, recorded.after) if recorded.after[name].target is None]
+    # a log that grows is no part of a checkpoint that has to be there after a power loss
+    appended = {act[1] for act in recorded.acts if act[0] == "append"}
+    written = [
+        name for name in changed(before, recorded.after) if recorded.after[name].target is None and name not in appended
+    ]
     if recorded.trace is not None:
         files, folders = unsynced_in_trace(recorded.trace, trial.work)
         return Unsynced(
             {
                 name: f"{act or 'save() has returned'}, and {_bytes(name, recorded.after)} were not synced before that"
                 for name, act in files.items()
-                if name in recorded.after and recorded.after[name].size_bytes
+                if name in written and recorded.after[name].size_bytes
             },
             {name: f"{act}, and the folder was not synced after it" for name, act in folders.items()},
         )

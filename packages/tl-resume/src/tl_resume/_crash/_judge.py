@@ -89,9 +89,14 @@ def explain(work: str, before: Tree, complete: Tree, acts: list[Act], point: Poi
             "with os.replace",
             pointer=True,
         )
+    appended = {act[1] for act in acts if act[0] == "append"}
     emptied = [name for name in changed(before, now) if name in before and now[name].inode == before[name].inode]
     written = "" if point.written is None else point.written.name
-    incomplete = [name for name in emptied if name == written or now[name].size_bytes < before[name].size_bytes]
+    incomplete = [
+        name
+        for name in emptied
+        if name not in appended and (name == written or now[name].size_bytes < before[name].size_bytes)
+    ]
     # the act that a limit begins with is done when the limit is reached; with a full disk, save() goes on
     done = acts if point.kind == "full-disk" else acts[: point.index + (point.kind != "act")]
     fresh = changed(before, now)
@@ -107,6 +112,12 @@ def explain(work: str, before: Tree, complete: Tree, acts: list[Act], point: Poi
     if incomplete:
         cause = "save() opens {name} for writing in place, which empties it before the new data are complete"
         return Why(cause, _WRITE_ASIDE, incomplete[0])
+    if written in appended:
+        return Why(
+            "save() appends to {name}, and load() does not pass over the end that is cut off",
+            "let load() pass over what is incomplete at the end of {name}, or replace {name} as a whole",
+            written,
+        )
     for name in short:
         if went_on or (point.kind == "full-disk" and name in before):
             return Why(
@@ -150,7 +161,7 @@ def _early_pointer(work: str, before: Tree, now: Tree, complete: Tree) -> tuple[
     """The new pointer, and what it names that is missing or incomplete."""
     for pointer in changed(before, now):
         entry = now[pointer]
-        if entry.target is None and entry.size_bytes > _MAX_POINTER_BYTES:
+        if entry.target is None and not 0 < entry.size_bytes <= _MAX_POINTER_BYTES:
             continue
         text = entry.target
         if text is None:

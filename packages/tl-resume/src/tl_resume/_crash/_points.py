@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tl_resume._crash._tree import Tree
-from tl_resume._crash._watch import Act
+from tl_resume._crash._watch import OPENS, Act
 
 _MAX_FILES = 6
 _MAX_ACTS = 10
@@ -22,12 +22,14 @@ class Written:
         size_bytes: Its size in the end.
         after: The index of the act after which it was written; -1 for none.
         in_place: It is a file that was there before.
+        begin: How many bytes it had, when it was opened to append to it.
     """
 
     name: str
     size_bytes: int
     after: int
     in_place: bool
+    begin: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,16 @@ def written_files(acts: list[Act], before: Tree, trees: list[Tree], after: Tree)
             if in_place and any(file.name == name for file in files):  # it was being written already
                 files = [_grown(file, entry.size_bytes) if file.name == name else file for file in files]
             else:
-                start = max((i for i, act in enumerate(done) if act[:2] == ("write", name)), default=len(done) - 1)
-                files.append(Written(name, entry.size_bytes, start, in_place))
+                opened = [i for i, act in enumerate(done) if act[0] in OPENS and act[1] == name]
+                start = opened[-1] if opened else len(done) - 1
+                appended = in_place and same_file is not None and bool(opened) and done[start][0] == "append"
+                begin = same_file.size_bytes if appended and same_file is not None else 0
+                files.append(Written(name, entry.size_bytes, start, in_place, begin))
     return files
 
 
 def _grown(file: Written, size_bytes: int) -> Written:
-    return Written(file.name, max(file.size_bytes, size_bytes), file.after, file.in_place)
+    return replace(file, size_bytes=max(file.size_bytes, size_bytes))
 
 
 def choose_points(files: list[Written], acts: list[Act], crash_points: int | None) -> tuple[list[Point], list[str]]:
@@ -95,27 +100,29 @@ def choose_points(files: list[Written], acts: list[Act], crash_points: int | Non
         The points, and in words what was left out.
     """
     left_out = []
-    filled = [file for file in files if file.size_bytes]
+    filled = [file for file in files if file.size_bytes > file.begin]
     chosen = _spread(filled, _MAX_FILES if crash_points is None else len(filled))
     if len(chosen) < len(filled):
         left_out.append(f"{len(filled) - len(chosen)} of the {len(filled)} files of save()")
     each = crash_points if crash_points is not None else _INSIDE.get(len(chosen), 2)
     points = [
-        Point("byte", file.after, file, num_bytes) for file in chosen for num_bytes in _bytes(file.size_bytes, each)
+        Point("byte", file.after, file, num_bytes)
+        for file in chosen
+        for num_bytes in _bytes(file.begin, file.size_bytes, each)
     ]
-    telling = [(index, act) for index, act in enumerate(acts) if act[0] != "write"]
+    telling = [(index, act) for index, act in enumerate(acts) if act[0] not in OPENS]
     kept = _spread(telling, _MAX_ACTS if crash_points is None else len(telling))
     if len(kept) < len(telling):
         left_out.append(f"{len(telling) - len(kept)} of the {len(telling)} renames, removals and links of save()")
     points += [Point("act", index, act=act) for index, act in kept]
-    full = [Point("full-disk", file.after, file, file.size_bytes // 2) for file in _spread(chosen, 3)]
+    full = [Point("full-disk", file.after, file, (file.begin + file.size_bytes) // 2) for file in _spread(chosen, 3)]
     return points + full, left_out
 
 
-def _bytes(size_bytes: int, number: int) -> list[int]:
+def _bytes(begin: int, size_bytes: int, number: int) -> list[int]:
     """The first byte, the last one, and some between them."""
     last = size_bytes - 1
-    return sorted({last * index // max(number - 1, 1) for index in range(number)})
+    return sorted({begin + (last - begin) * index // max(number - 1, 1) for index in range(number)})
 
 
 def _spread(items: list, number: int) -> list:  # type: ignore[type-arg]

@@ -227,7 +227,8 @@ class CrashRun:
         if ended.signal == getattr(signal, "SIGXFSZ", None) and _has_reached(trial.work, before, point):
             return before, point, ended
         assert point.written is not None
-        if point.written.in_place and point.written.name not in changed(before, read_tree(trial.work)):
+        left = read_tree(trial.work).get(point.written.name)
+        if point.written.in_place and left is not None and left.size_bytes == before[point.written.name].size_bytes:
             return before, f"a death inside of {point.written.name}, which save() does not empty first", ended
         trial.put_back()  # its writer claims the whole size at once
         before = dict(trial.untouched)
@@ -254,7 +255,10 @@ class CrashRun:
 def _has_reached(work: str, before: Tree, point: Point) -> bool:
     """Whether a file ends where the point is; a temporary file may have another name each time."""
     now = read_tree(work)
-    return any(now[name].size_bytes == point.num_bytes for name in changed(before, now))
+    reached = [name for name in now if now[name].size_bytes == point.num_bytes]
+    if point.written is not None and point.written.begin == point.num_bytes and point.written.name in reached:
+        return True  # nothing is appended yet
+    return any(name in reached for name in changed(before, now))
 
 
 def _missed(point: Point) -> str:

@@ -16,7 +16,7 @@ from tl_resume._crash._child import Ended, run_child
 from tl_resume._crash._points import Point, Written
 from tl_resume._crash._sync import Tracer
 from tl_resume._crash._tree import Entry, Tree, changed, read_tree, restore
-from tl_resume._crash._watch import Act, Recording, kill_before, limit_from, watch
+from tl_resume._crash._watch import OPENS, Act, Recording, kill_before, limit_from, watch
 from tl_resume._crash._whole import State, fingerprints
 
 UNDISTURBED_LIMIT_S = 30.0
@@ -149,7 +149,7 @@ class Trial:
             How the save ended, and whether the file was there.
         """
         assert point.written is not None
-        later = [index for index, act in enumerate(acts) if index > point.index and act[0] != "write"]
+        later = [index for index, act in enumerate(acts) if index > point.index and act[0] not in OPENS]
         ended = self.save_until(setup, Point("act", later[0])) if later else self.save_again(setup)
         now = read_tree(self.work)
         sizes = {name: now[name].size_bytes for name in changed(self.untouched, now) if now[name].target is None}

@@ -18,6 +18,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 _ANNOUNCED = "tl_resume.write"
 START = -1  # the index of what comes before the first act
 
+OPENS = ("write", "append")  # the kinds of acts that begin to write a file, and change nothing else
 Act = tuple[str, str, str]  # kind, path, second path (of a rename or link), both below the folder
 
 
@@ -133,7 +134,9 @@ def _path_of(descriptor: int) -> str:
 
 def _opened(folder: str, args: tuple[Any, ...]) -> Act | None:
     path, _, flags = args
-    return _one("write", folder, path) if isinstance(flags, int) and flags & _WRITES else None
+    if not isinstance(flags, int) or not flags & _WRITES:
+        return None
+    return _one("append" if flags & os.O_APPEND else "write", folder, path)
 
 
 def _one(kind: str, folder: str, path: Any, dir_fd: Any = None) -> Act | None:
