@@ -248,6 +248,25 @@ def test_parts_that_tell_no_state():
     assert str(check(make_setup=make_setup, load=load)) == "Crash-safe checkpoint: passed"
 
 
+def test_time_of_the_save():
+    """What each save of the same state saves differently is no difference, also where the new checkpoint is loaded."""
+
+    def save(setup, path):
+        setup.saved_at = time.monotonic()
+        savers.write({**savers.content(setup), "time": setup.saved_at}, path.with_name("tmp"))
+        os.replace(path.with_name("tmp"), path)
+        savers.sync_folder(path.parent)
+        path.with_name("lock").touch()
+        path.with_name("lock").unlink()
+
+    def load(setup, path):
+        state = torch.load(path)
+        savers.restore(setup, state)
+        setup.saved_at = state["time"]
+
+    assert str(check(save, load)) == "Crash-safe checkpoint: passed"
+
+
 def test_mixture_in_plain_objects():
     """A counter in an object without a state_dict, and an attribute, count as parts of the state."""
 
