@@ -45,7 +45,7 @@ def place(difference: StateDifference) -> str:
         return ".".join(["setup.model", *(str(part) for part in path if part != "")])
     if piece.kind == "outside":
         return _outside(piece.name, path)
-    return title(piece) + (below(difference) if piece.kind in ("state", "attribute") else f" {below(difference)}")
+    return title(piece) + (_attributes(path) if piece.kind in ("state", "attribute") else f" {below(difference)}")
 
 
 def below(difference: StateDifference) -> str:
@@ -63,7 +63,7 @@ def below(difference: StateDifference) -> str:
         return " ".join(map(str, path))
     if piece.kind in ("scheduler", "scaler", "optimizer attributes"):
         return _dotted(path)
-    return _attributes(path)
+    return _attributes(path).removeprefix(".")
 
 
 def _outside(name: str, path: Sequence[object]) -> str:
@@ -76,6 +76,8 @@ def _outside(name: str, path: Sequence[object]) -> str:
 
 
 def _attributes(path: Sequence[object]) -> str:
+    if len(path) == 2 and path[0] == "weights" and isinstance(path[1], str):  # a module's parameter or buffer
+        return f".{path[1]}"
     return "".join(f".{part}" if isinstance(part, str) and part.isidentifier() else f"[{part!r}]" for part in path)
 
 

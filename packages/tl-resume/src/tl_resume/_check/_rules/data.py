@@ -40,8 +40,8 @@ def generators(evidence: Evidence) -> Iterator[Finding]:
                 f"the random generator {names} is in another state after loading than when saved, "
                 "and the loop draws from it",
                 "a generator of the loop's own is in no state_dict(): its state must be saved by hand",
-                "save generator.get_state() and restore it with generator.set_state() in load()"
-                if all("torch" in d.shown_a for d in differences)
+                f"save {place(differences[0])}.get_state() and restore it with set_state() in load()"
+                if piece.kind == "attribute" and all("torch" in d.shown_a for d in differences)
                 else "save the generator's state and set it again in load()",
                 piece,
             )
@@ -54,7 +54,7 @@ def position(evidence: Evidence) -> Iterator[Finding]:
     where = evidence.position
     if caused:
         names = ", ".join(dict.fromkeys(place(d) for d in caused))
-        seen = f"the position of {names} was not restored ({one(caused[0])})"
+        seen = f"the position of {names} was not restored ({one(caused[0], name=lambda _: '')})"
         if where.kind not in ("same", "unseen"):
             seen += f": {where.seen}"
         yield _finding(evidence, "data-position-not-restored", seen, _CAUSE, _FIX, caused[0].piece)

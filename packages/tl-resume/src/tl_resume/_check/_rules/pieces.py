@@ -208,6 +208,7 @@ def _generic_cause(evidence: Evidence, piece: Piece, come: Origin | None) -> str
     if piece.kind == "weights" and (hidden := _not_in_state_dict(evidence, piece)):
         return f"state_dict() leaves {hidden} out (persistent=False): the checkpoint lacks what training made of it"
     if (come is not None and come.kind == "fresh") or evidence.as_built(piece):
+        tail = "" if piece.kind == "state" else tail
         return f"load() left {_it(piece)} as make_setup() had built {_it(piece)}{tail}"
     restored = any(piece in r.pieces for r in evidence.resumed.restored)
     if piece.kind in ("optimizer state", "param groups", "scheduler", "scaler", "state") and not restored:
