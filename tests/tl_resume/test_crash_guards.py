@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from tl_core import NotJudged, TrainingSetup
 from tl_resume import assert_checkpoint_crash_safe, check_checkpoint_crash_safe
@@ -246,6 +247,16 @@ def test_parts_that_tell_no_state():
         setup.loaded_at = time.monotonic()
 
     assert str(check(make_setup=make_setup, load=load)) == "Crash-safe checkpoint: passed"
+
+
+def test_lazy_model():
+    """A model whose parameters are made by the first batch, or by load, is judged."""
+
+    def make_setup():
+        model = nn.LazyLinear(16)
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    assert str(check(make_setup=make_setup)) == "Crash-safe checkpoint: passed"
 
 
 def test_time_of_the_save():

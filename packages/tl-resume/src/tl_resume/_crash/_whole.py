@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import xxhash
+from torch.nn.parameter import is_lazy
 
 from tl_core import TrainingSetup
 from tl_resume._generators import is_generator
@@ -66,6 +67,8 @@ def _fingerprint(value: Any) -> str:
         return f"{value.dtype} {value.shape} {xxhash.xxh3_128_hexdigest(numpy.ascontiguousarray(value).tobytes())}"
     if not isinstance(value, torch.Tensor):
         return repr(value)
+    if is_lazy(value):
+        return "not initialised yet"
     tensor = value.detach()
     if tensor.layout != torch.strided or tensor.is_quantized:
         return repr(tensor)
