@@ -2,13 +2,10 @@
 
 import importlib.util
 import os
-import random
 import re
-import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -19,7 +16,7 @@ from torch import nn
 
 from tl_core import NotJudged, TrainingSetup
 from tl_resume import assert_checkpoint_crash_safe, check_checkpoint_crash_safe
-from tl_resume._crash import _check, _run, _trial
+from tl_resume._crash import _check, _trial
 
 spec = importlib.util.spec_from_file_location("crash_savers", Path(__file__).with_name("crash_savers.py"))
 savers = importlib.util.module_from_spec(spec)
@@ -145,12 +142,13 @@ def save_in_process(setup, path):
 
 def save_in_parent_only(setup, path):
     if in_child():
-        raise OSError("no device in a forked process")
+        raise OSError("no device")
     savers.save_aside(setup, path)
 
 
 def end_in_child(setup, path):
     if in_child():
+        print("begins\nstops")
         os.kill(os.getpid(), signal.SIGTERM)
     savers.save_aside(setup, path)
 
@@ -178,9 +176,9 @@ def save_same(setup, path):
         (
             save_in_parent_only,
             savers.load,
-            "save() raises OSError: no device in a forked process in a forked process, but not in this one",
+            "save() raises OSError: no device in a forked process, but not in this one",
         ),
-        (end_in_child, savers.load, "save() ended its forked process by SIGTERM"),
+        (end_in_child, savers.load, "save() ended its forked process by SIGTERM; the last that it printed is 'stops'"),
         (
             savers.save_aside,
             load_nothing,
@@ -311,76 +309,3 @@ def test_mixture_in_plain_objects():
         "killed after 0 of 1 bytes of checkpoint/epoch.tmp: load() returns without an error, "
         "but gives setup.epoch of step 2 and setup.state['meter'] of step 4"
     )
-
-
-# promises
-
-
-def test_leaves_the_process_as_it_was(tmp_path, monkeypatch):
-    """Random numbers, folder, limits, signals, children, threads and temporary files are what they were."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    writer = torch.serialization._open_zipfile_writer
-    random.seed(7)
-    torch.manual_seed(7)
-
-    def look():
-        numbers = [signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD]
-        return (
-            random.getstate(),
-            torch.get_rng_state().tolist(),
-            os.getcwd(),
-            resource.getrlimit(resource.RLIMIT_FSIZE),
-            resource.getrlimit(resource.RLIMIT_CORE),
-            [signal.getsignal(number) for number in numbers],
-            torch.get_num_threads(),
-            threading.enumerate(),
-            len(os.listdir("/dev/fd")),
-            os.listdir(tmp_path),
-        )
-
-    before = look()
-    check(savers.save_in_place)
-    assert look() == before
-    assert torch.serialization._open_zipfile_writer is writer
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
-
-
-def test_in_another_thread():
-    """The check works in a thread that is not the main one."""
-    reports = []
-    thread = threading.Thread(target=lambda: reports.append(check(savers.save_in_place)))
-    thread.start()
-    thread.join()
-    assert [finding.rule for finding in reports[0].findings] == ["checkpoint-lost-in-crash"]
-
-
-def test_setup_is_trained_once(monkeypatch):
-    """The loop runs once, and only the first save is done in this process."""
-    calls = []
-
-    def step(setup, batch):
-        calls.append(setup.step_index)
-        return savers.step(setup, batch)
-
-    def save(setup, path):
-        calls.append("save")
-        savers.save_aside(setup, path)
-
-    check(save, step=step)
-    assert calls == [0, 1, "save", 2, 3]
-
-
-def test_interrupt(tmp_path, monkeypatch):
-    """An interrupt leaves no child and no temporary folder."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_run, "explain", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        check(savers.save_in_place)
-    assert os.listdir(tmp_path) == []
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)

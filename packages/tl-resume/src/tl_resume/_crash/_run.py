@@ -137,14 +137,16 @@ class CrashRun:
         return recorded
 
     def _must_have_ended(self, what: str, ended: Ended) -> None:
+        last = ended.output.strip().split("\n")[-1]
+        printed = f"; the last that it printed is {self._trial.without_folder(last)!r}" if last else ""
         if ended.hung:
-            raise _CannotJudge(f"{what} did not end within {ended.limit_s:g} s in a forked process")
+            raise _CannotJudge(f"{what} did not end within {ended.limit_s:g} s in a forked process{printed}")
         if ended.raised is not None:
             raised = self._trial.without_folder(ended.raised)
             raise _CannotJudge(f"{what} raises {raised} in a forked process, but not in this one")
         if ended.report is None:
             by = f" by {signal.Signals(ended.signal).name}" if ended.signal else ""
-            raise _CannotJudge(f"{what} ended its forked process{by}")
+            raise _CannotJudge(f"{what} ended its forked process{by}{printed}")
 
     def _references(self, setup: TrainingSetup, fresh: TrainingSetup, recorded: Recorded) -> References:
         """What intact loads give; the folder is the good one afterwards."""
