@@ -1,4 +1,4 @@
-"""The README of tl-telemetry lists every rule, findings and notes apart."""
+"""The READMEs and the page of rules list every rule, findings and notes apart."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 README = Path(__file__).parents[2] / "packages" / "tl-telemetry" / "README.md"
 
 
-def listed(text: str) -> tuple[set[str], set[str]]:
-    """Return the rules of the two tables under "Rules": findings, and notes."""
-    tables = text.partition("\n## Rules\n")[2].split("\nNotes, ")
+def listed(text: str, section: str = "Rules") -> tuple[set[str], set[str]]:
+    """Return the rules of the two tables of a section: findings, and notes."""
+    tables = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0].split("\nNotes, ")
     findings, notes = (
         {rule for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for rule in re.findall(r"`(.+?)`", row)}
         for table in tables
@@ -64,3 +64,41 @@ def test_every_static_rule_has_an_entry_and_a_test():
 def test_ids_are_read_off_the_calls():
     """A rule id counts wherever a finding is made, by position or by name."""
     assert emitted(['Finding("a-b", "seen")', 'x = [Finding(rule="c-d", seen="s")]', 'Other("e-f")']) == {"a-b", "c-d"}
+
+
+RESUME = Path(__file__).parents[2] / "packages" / "tl-resume"
+
+
+def contents(page: str, check: str) -> tuple[list[str], list[str]]:
+    """Return the rules that the page's contents list for a check: findings, and notes."""
+    lines = page.partition(f"\nOf the [{check}](#the-{check.replace(' ', '-')}):\n\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^- \[(\S+)(?: \(resume\))?\]\(#(\S+?)(?:-resume)?\)( \(note\))?$", lines, re.MULTILINE)
+    assert [name for name, anchor, _ in found] == [anchor for _, anchor, _ in found]
+    return [name for name, _, note in found if not note], [name for name, _, note in found if note]
+
+
+def test_every_rule_of_the_resume_check_is_listed():
+    """Its README's tables and the page's contents hold its ids, findings and notes apart; the page in their order."""
+    ids = pytest.importorskip("tl_resume._check._rule_ids")
+    findings, notes = ids.RESUME_FINDINGS, ids.RESUME_NOTES
+    assert listed((RESUME / "README.md").read_text(), "Rules of the resume check") == (set(findings), set(notes))
+    assert contents(RULES_PAGE.read_text(), "resume check") == (list(findings), list(notes))
+    section = RULES_PAGE.read_text().partition("\n## The resume check\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^### (\S+)", section, re.MULTILINE) == [*findings, *notes]
+
+
+def test_every_finding_of_the_resume_check_has_a_listed_id():
+    """What its sources give as a rule's id is in the list."""
+    ids = pytest.importorskip("tl_resume._check._rule_ids")
+    given = emitted([path.read_text() for path in (RESUME / "src" / "tl_resume" / "_check").rglob("*.py")])
+    assert len(given) > 5
+    assert given <= {*ids.RESUME_FINDINGS, *ids.RESUME_NOTES}
+
+
+def test_contents_are_read_by_check():
+    """Only the lines below the check's name count, a note is told from a finding, and the two names of a line agree."""
+    lines = "- [a-b](#a-b)\n- [c (resume)](#c-resume) (note)\n"
+    page = f"- [z](#z)\n\nOf the [some check](#the-some-check):\n\n{lines}\n- [d](#d)\n"
+    assert contents(page, "some check") == (["a-b"], ["c"])
+    with pytest.raises(AssertionError):
+        contents(page.replace("(#a-b)", "(#b-a)"), "some check")

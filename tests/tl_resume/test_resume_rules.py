@@ -151,4 +151,5 @@ def test_what_a_rule_lacks_is_seen(tmp_path: Path) -> None:
         "near_misses in some_rule.py",
         "a MESSAGE of its own in some_rule.py",
     ]
-    assert resume_part(f"# Rules\n\n{docs}\n## The crash check\n\n### other\n") == f"\n{docs.partition(chr(10))[2]}"
+    page = f"# Rules\n\n{docs}\n## The crash check\n\n### other-rule\n"
+    assert lacking("other-rule", tmp_path, resume_part(page))[1:] == ["the entry `### other-rule` in docs/rules.md"]

@@ -102,7 +102,7 @@ def _recomputed() -> dict[str, Any]:
         setup.optimizer.zero_grad()
         loss.backward()
         setup.optimizer.step()
-        setup.state["last"]["loss"] = float(loss)
+        setup.state["last"]["loss"] = loss.item()
         return loss
 
     return {**_weights_only(), "make_setup": make_noting, "step": noting}
