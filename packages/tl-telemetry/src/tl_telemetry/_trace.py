@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tl_core import TrainingSetup, split_losses
-from tl_telemetry._capture._walk import module_tensors
+from tl_telemetry._capture._modules import module_tensors
 from tl_telemetry._figures import norms
 from tl_telemetry._tensors import is_lazy
 
@@ -43,7 +43,17 @@ class RunTrace:
         self.main_loss = "loss"
 
     def add(self, step: int, result: object, setup: TrainingSetup) -> None:
-        """Record a step: what it returned, and the weights after it. Does not wait for the device."""
+        """Record a step. Does not wait for the device.
+
+        Args:
+            step: its index.
+            result: what it returned: a loss, or a dict of named ones.
+            setup: the setup after it, whose weights are recorded.
+
+        Raises:
+            TypeError: what the step returned is no loss.
+            ValueError: the loss has not exactly one element.
+        """
         self._losses[step], self.main_loss = split_losses(result, step)
         named = {
             name: tensor.detach()
@@ -53,8 +63,9 @@ class RunTrace:
         }
         with torch.no_grad():
             values = norms(list(named.values()))
-            device = values[0].device if values else torch.device("cpu")
-            stacked = torch.stack([v.to(device=device, dtype=torch.float64) for v in values]) if values else None
+            # with weights on the CPU and on an accelerator: only a copy to the accelerator does not wait for it
+            device = next((value.device for value in values if value.device.type != "cpu"), torch.device("cpu"))
+            stacked = torch.stack([value.to(device, non_blocking=True) for value in values]) if values else None
         self._norms[step] = tuple(named), stacked
 
     @property
@@ -86,8 +97,9 @@ def first_divergence(a: RunTrace, b: RunTrace, *, rtol: float, atol: float, star
         The divergence in the earliest step, of a loss before that of a weight; None where there is none in the steps
         that both have.
     """
+    shared = set(b.steps)
     for step in a.steps:
-        if step < start or step not in b.steps:
+        if step < start or step not in shared:
             continue
         for is_loss, left, right in ((True, a.losses(step), b.losses(step)), (False, a.norms(step), b.norms(step))):
             for name in dict.fromkeys([*left, *right]):
@@ -114,16 +126,23 @@ def largest_gap(a: RunTrace, b: RunTrace, *, stop: int | None = None) -> float:
         stop: the first step that is not compared; None compares all.
 
     Returns:
-        The largest ``abs(a - b) / abs(a)`` of all losses and norms; infinity where only one of them is finite.
+        The largest ``abs(a - b) / abs(a)`` of all losses and norms; infinity where only one of them is finite, only
+        one is there, or ``a`` alone is zero. NaN equals NaN.
     """
     gap = 0.0
+    shared = set(b.steps)
     for step in a.steps:
-        if (stop is not None and step >= stop) or step not in b.steps:
+        if (stop is not None and step >= stop) or step not in shared:
             continue
         for left, right in ((a.losses(step), b.losses(step)), (a.norms(step), b.norms(step))):
-            for name in left:
-                first, second = left[name], right.get(name, math.nan)
-                if first != second and not (first != first and second != second):
-                    finite = math.isfinite(first) and math.isfinite(second) and first != 0
-                    gap = max(gap, abs(first - second) / abs(first) if finite else math.inf)
+            for name in dict.fromkeys([*left, *right]):
+                gap = max(gap, _distance(left.get(name), right.get(name)))
     return gap
+
+
+def _distance(expected: float | None, got: float | None) -> float:
+    if is_close(expected, got, 0.0, 0.0):
+        return 0.0
+    if not expected or got is None or not (math.isfinite(expected) and math.isfinite(got)):
+        return math.inf
+    return abs(got - expected) / abs(expected)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import cmath
 import math
+import numbers
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tl_telemetry._capture._iterators import described_position, same_position
 from tl_telemetry._capture._nodes import (
     Alias,
+    Array,
     Container,
     Cursor,
     Generator,
@@ -20,18 +25,19 @@ from tl_telemetry._capture._nodes import (
     Plain,
     Stateful,
     TensorNode,
+    Values,
 )
 from tl_telemetry._capture._setup_state import Piece, StateCapture
 
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """How two tensors of one shape differ.
+    """How two tensors, or numpy arrays, of one shape differ.
 
     Attributes:
         num_different: how many elements lie apart by more than the tolerance.
         num_elements: of how many.
-        largest: the largest absolute difference (NaN where one side is not finite and the other is).
+        largest: the largest absolute difference; NaN where one side is NaN, which counts as the largest.
         index: where that is.
         values: the two values there.
     """
@@ -52,7 +58,7 @@ class StateDifference:
         path: the place below the piece: ``("enc.weight",)``, ``("head.bias", "exp_avg")``, ``(0, "lr")``.
         a: what the first capture has there; None for nothing.
         b: what the second has there; None for nothing.
-        tensor: how two tensors of one shape differ; None for anything else.
+        tensor: how two tensors or arrays of one shape differ; None for anything else.
     """
 
     piece: Piece
@@ -63,7 +69,7 @@ class StateDifference:
 
     @property
     def kind(self) -> str:
-        """What lies there: ``"tensor"``, ``"generator"``, ``"iterator"``, ``"number"``, ``"value"``, else ``"other"``."""
+        """What lies there: ``"tensor"``, ``"generator"``, ``"iterator"``, ``"number"``, ``"value"`` or ``"other"``."""
         node = self.a if self.a is not None else self.b
         if isinstance(node, TensorNode):
             return "tensor"
@@ -71,15 +77,15 @@ class StateDifference:
             return "generator"
         if isinstance(node, Cursor):
             return "iterator"
-        if isinstance(node, Plain):
-            return "number" if isinstance(node.value, (int, float)) else "value"
-        return "other"
+        if isinstance(node, Plain) and isinstance(node.value, numbers.Real):
+            return "number"
+        return "value" if isinstance(node, (Plain, Array)) else "other"
 
     @property
     def type_name(self) -> str:
         """The name of the type of what lies there; empty for plain values."""
         node = self.a if self.a is not None else self.b
-        if isinstance(node, (Container, Stateful)):
+        if isinstance(node, (Container, Values, Stateful)):
             return node.type.__name__
         return node.kind if isinstance(node, (Generator, Cursor)) else ""
 
@@ -124,30 +130,19 @@ def shown(node: Node | None) -> str:
             value = node.content().item()
             return f"{value:.6g}" if isinstance(value, float) else repr(value)
         return f"a {str(node.dtype).removeprefix('torch.')} tensor of shape {node.shape}"
-    if isinstance(node, Container):
-        whole = node.items.get(None)
-        count = len(whole.value) if isinstance(whole, Plain) else len(node.items)
+    if isinstance(node, Array):
+        return f"a {node.content.dtype} array of shape {node.content.shape}"
+    if isinstance(node, (Container, Values)):
+        count = len(node.items if isinstance(node, Container) else node.values)
         noun = node.type.__name__ if node.kind != "by parameter" else "dict"
         return noun if node.kind in ("object", "module") else f"a {noun} of {count} item{'' if count == 1 else 's'}"
     if isinstance(node, Generator):
         return f"a {node.kind} in another state"
     if isinstance(node, Cursor):
-        return f"a {node.kind} at {_standing(node.position)}"
+        return f"a {node.kind} at {described_position(node.position)}"
     if isinstance(node, Alias):
         return node.path
     return node.type_name if isinstance(node, Opaque) else type(node).__name__
-
-
-def _standing(position: Any) -> str:
-    """Say where an iterator stands: the item of a sequence, or the counters of the iterators that it is made of."""
-    if isinstance(position, int):
-        return f"item {position}"
-    if isinstance(position, tuple) and position[:1] == ("iter",) and len(position) == 3:
-        return f"item {position[2]} of {position[1]}"
-    if isinstance(position, tuple) and position[:1] == ("iter",):
-        return "its end" if position[1:] == (0,) else "item 0"
-    inner = [part for part in position or () if isinstance(part, tuple)]
-    return _standing(inner[0]) if inner else f"{position[-1]}" if position else "an unknown place"
 
 
 def compare_captures(
@@ -196,11 +191,8 @@ class _Comparison:
 
     def _differences(self, a: Node | None, b: Node | None) -> Iterator[_Found]:
         if isinstance(a, Container) and isinstance(b, Container) and a.kind == b.kind:
-            if None in a.items or None in b.items:  # long sequences of plain values
-                if self._sequence(a) != self._sequence(b):
-                    yield (), a, b, None
-                return
-            if a.kind in ("list", "tuple") and len(a.items) != len(b.items):
+            lengths = len(a.items), len(b.items)
+            if not _same_type(a, b) or (a.kind in ("list", "tuple") and lengths[0] != lengths[1]):
                 yield (), a, b, None
                 return
             for key in dict.fromkeys([*a.items, *b.items]):
@@ -210,6 +202,8 @@ class _Comparison:
             yield from self.differences(a.state, b.state)
         elif isinstance(a, TensorNode) and isinstance(b, TensorNode):
             yield from self._tensors(a, b)
+        elif isinstance(a, Array) and isinstance(b, Array):
+            yield from self._arrays(a, b)
         elif not self._same(a, b):
             yield (), a, b, None
 
@@ -223,61 +217,83 @@ class _Comparison:
         elif (tensor := compare_tensors(a.content(), b.content(), self._rtol, self._atol)) is not None:
             yield (), a, b, tensor
 
+    def _arrays(self, a: Array, b: Array) -> Iterator[_Found]:
+        left, right = a.content, b.content
+        if (left.shape, left.dtype) != (right.shape, right.dtype):
+            yield (), a, b, None
+        elif left.tobytes() != right.tobytes():
+            if left.dtype.kind not in "biufc" or left.dtype.itemsize > 16 or not left.dtype.isnative:
+                yield (), a, b, None
+                return
+            found = compare_tensors(torch.tensor(left), torch.tensor(right), self._rtol, self._atol)
+            if found is not None:
+                yield (), a, b, found
+
     def _same(self, a: Node | None, b: Node | None) -> bool:
         if isinstance(a, Plain) and isinstance(b, Plain):
             return same_plain(a.value, b.value, self._rtol, self._atol)
+        if isinstance(a, Values) and isinstance(b, Values):
+            pairs = zip(a.values, b.values, strict=False)
+            alike = (x is y or same_plain(x, y, self._rtol, self._atol) for x, y in pairs)
+            return a.kind == b.kind and len(a.values) == len(b.values) and all(alike)
         if isinstance(a, Generator) and isinstance(b, Generator):
             if isinstance(a.state, Tensor) and isinstance(b.state, Tensor):
                 return bool(torch.equal(a.state, b.state))
             return a.kind == b.kind and bool(a.state == b.state)
         if isinstance(a, Cursor) and isinstance(b, Cursor):
-            return a.kind == b.kind and bool(a.position == b.position)
+            return same_position(a.position, b.position)
         if isinstance(a, Opaque) and isinstance(b, Opaque):
             return a.type_name == b.type_name
         return a is None and b is None
 
-    @staticmethod
-    def _sequence(node: Container) -> tuple[Any, ...]:
-        whole = node.items.get(None)
-        if isinstance(whole, Plain):
-            return tuple(whole.value)
-        return tuple(item.value if isinstance(item, Plain) else item for item in node.items.values())
+
+def _same_type(a: Container, b: Container) -> bool:
+    """Tell whether two objects are of one class; a portable capture has forgotten of which."""
+    types = a.type, b.type
+    return a.kind != "object" or object in types or types[0].__qualname__ == types[1].__qualname__
 
 
 def same_plain(a: Any, b: Any, rtol: float = 0.0, atol: float = 0.0) -> bool:
     """Tell whether two immutable values are equal; floats within a tolerance, NaN equal to NaN."""
+    a, b = _python_number(a), _python_number(b)
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        if a == b or (a != a and b != b):
-            return True
-        either = isinstance(a, float) or isinstance(b, float)
-        return either and math.isfinite(a) and math.isfinite(b) and abs(a - b) <= atol + rtol * max(abs(a), abs(b))
-    return type(a) is type(b) and bool(a == b)
+    if not (isinstance(a, (int, float, complex)) and isinstance(b, (int, float, complex))):
+        return type(a) is type(b) and bool(a == b)
+    if a == b or (a != a and b != b):
+        return True
+    if isinstance(a, int) and isinstance(b, int):
+        return False
+    return cmath.isfinite(a) and cmath.isfinite(b) and abs(a - b) <= atol + rtol * max(abs(a), abs(b))
+
+
+def _python_number(value: Any) -> Any:
+    """Return a number of numpy's as python's; anything else as it is."""
+    numpy = sys.modules.get("numpy")
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 
 
 def compare_tensors(a: Tensor, b: Tensor, rtol: float = 0.0, atol: float = 0.0) -> TensorDifference | None:
     """Compare two CPU tensors of one shape and dtype; None when they are equal within the tolerance."""
-    if a.numel() == 0 or torch.equal(a, b):
+    if a.dtype is torch.complex32:  # too half-baked to be compared
+        a, b = a.to(torch.complex64), b.to(torch.complex64)
+    if torch.equal(a, b):
         return None
-    if a.is_complex():
-        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
-    exact = not a.is_floating_point()
-    wide = torch.float64 if not exact else a.dtype
+    rounded = a.is_floating_point() or a.is_complex()
+    wide = (torch.complex128 if a.is_complex() else torch.float64) if rounded else a.dtype
     left, right = a.to(wide).flatten(), b.to(wide).flatten()
-    if exact:
-        apart = left != right
-        distance = (left.to(torch.float64) - right.to(torch.float64)).abs()
-    else:
+    if rounded:
         same = (left == right) | (left.isnan() & right.isnan())
-        distance = torch.where(same, torch.zeros((), dtype=wide), (left - right).abs())
+        distance = (left - right).abs().masked_fill(same, 0.0)
         finite = torch.cat([left[left.isfinite()].abs(), right[right.isfinite()].abs()])
         bound = atol + rtol * (float(finite.max()) if finite.numel() else 0.0)
         apart = ~same & ~(distance <= bound)
+    else:
+        apart = left != right
+        distance = (left.to(torch.float64) - right.to(torch.float64)).abs()
     count = int(apart.sum())
     if not count:
         return None
-    ranked = torch.where(apart, distance, torch.full((), -1.0, dtype=torch.float64))
-    at = int(torch.nan_to_num(ranked, nan=math.inf).argmax())
+    at = int(distance.nan_to_num(nan=math.inf).masked_fill(~apart, -1.0).argmax())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), a.shape))
     return TensorDifference(count, a.numel(), float(distance[at]), index, (left[at].item(), right[at].item()))

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from tl_core import TrainingSetup
-from tl_telemetry._capture._kinds import generator_state, is_library
-from tl_telemetry._capture._nodes import Alias, Container, Cursor, Generator, Node, Opaque, Plain, Stateful, TensorNode
-from tl_telemetry._capture._walk import Keep, Walk, keep_in_memory, module_tensors
+from tl_telemetry._capture._generators import capture_generator
+from tl_telemetry._capture._kinds import is_library, is_plain
+from tl_telemetry._capture._modules import module_tensors
+from tl_telemetry._capture._nodes import Alias, Container, Cursor, Node, Opaque, Plain, Stateful, TensorNode, Values
+from tl_telemetry._capture._walk import Keep, Walk, keep_in_memory
 
 # What every optimizer of torch has beside its state and groups: arguments and machinery.
 _OPTIMIZER_PARTS = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_opt_called", "step"}
@@ -44,6 +46,7 @@ class StateCapture:
         pieces: the state, piece by piece.
         order: of each optimizer, the names of its parameters, group by group.
         uncopied: what could not be copied, by path, with its type.
+        nodes: the node of each thing that was met, by path.
     """
 
     pieces: dict[Piece, Node]
@@ -70,7 +73,7 @@ class StateCapture:
     def portable(self) -> StateCapture:
         """Return the same capture without the objects that it refers to, so that it can go to another process.
 
-        It can be compared, and its tensors read; iterators cannot be put back from it.
+        It can be compared, and its tensors read; objects and iterators cannot be put back from it.
         """
         nodes = {path: _portable(node) for path, node in self.nodes.items()}
         pieces = {piece: _portable(node) for piece, node in self.pieces.items()}
@@ -86,13 +89,18 @@ class StateCapture:
 def _portable(node: Node) -> Node:
     if isinstance(node, Container):
         items = {key: _portable(item) for key, item in node.items.items()}
-        known = node.type.__module__ in ("builtins", "collections")
-        return Container(node.kind, node.type if known else object, items)
+        return Container(node.kind, _portable_type(node.type), items)
+    if isinstance(node, Values):
+        return Values(node.kind, _portable_type(node.type), node.values)
     if isinstance(node, Stateful):
         return Stateful(object, _portable(node.state))
     if isinstance(node, Opaque):
         return Opaque(node.type_name, None)
     return Cursor(node.kind, node.position, None) if isinstance(node, Cursor) else node
+
+
+def _portable_type(cls: type) -> type:
+    return cls if cls.__module__ in ("builtins", "collections") else object
 
 
 def _digests_below(node: Node | None) -> Iterator[tuple[tuple[Any, ...], bytes]]:
@@ -120,9 +128,16 @@ def capture_state(
         keep: keeps a tensor's content and returns what gives it back; by default a copy on the CPU.
 
     Returns:
-        The capture.
+        The capture. It keeps alive what functions, locks and the like it came across, and what iterators iterate over.
     """
     walk = Walk(keep)
+    pieces = walk_setup(walk, setup, outside or {})
+    order = {name: parameter_order(walk, optimizer) for name, optimizer in setup.optimizers.items()}
+    return StateCapture(pieces, order, walk.uncopied, walk.nodes)
+
+
+def walk_setup(walk: Walk, setup: TrainingSetup, outside: Mapping[str, Any]) -> dict[Piece, Node]:
+    """Walk through a whole setup, and make a node of each piece."""
     pieces: dict[Piece, Node] = {}
     walk.meet(setup, "setup")
     walk.meet(setup.state, "setup.state")
@@ -149,12 +164,11 @@ def capture_state(
     for name, value in vars(setup).items():
         if name not in _SETUP_PARTS:
             pieces[Piece("attribute", name)] = walk.node(value, f"setup.{name}")
-    for name, value in (outside or {}).items():
+    for name, value in outside.items():
         pieces[Piece("outside", name)] = walk.node(value, name)
     pieces[Piece("gradients")] = _gradients(walk, setup)
     pieces.update({Piece("rng", name): node for name, node in _rng().items()})
-    order = {name: parameter_order(walk, optimizer) for name, optimizer in setup.optimizers.items()}
-    return StateCapture(pieces, order, walk.uncopied, walk.nodes)
+    return pieces
 
 
 def capture_outside(outside: Mapping[str, Any], *, keep: Keep = keep_in_memory) -> StateCapture:
@@ -177,26 +191,43 @@ def _capture_optimizer(walk: Walk, pieces: dict[Piece, Node], name: str, optimiz
     state = getattr(optimizer, "state", None)
     if isinstance(state, dict):
         walk.meet(state, f"{path}.state")
-        names = {id(p): n for n, p in named_parameters(optimizer, walk).items()}
-        held = {}
-        for parameter, values in list(state.items()):
-            key = names.get(id(parameter), str(parameter) if isinstance(parameter, str) else "?")
-            held[key] = walk.node(values, f"{path}.state[{key}]")
+        held = {key: walk.node(values, f"{path}.state[{key}]") for key, values in named_state(optimizer, walk).items()}
         pieces[Piece("optimizer state", name)] = Container("by parameter", dict, held)
     if not is_library(type(optimizer)):
-        own = {key: value for key, value in vars(optimizer).items() if key not in _OPTIMIZER_PARTS}
+        own = optimizer_attributes(optimizer)
         held = {key: walk.node(value, f"{path}.{key}") for key, value in own.items()}
-        pieces[Piece("optimizer attributes", name)] = Container("object", type(optimizer), held)
+        pieces[Piece("optimizer attributes", name)] = Container("optimizer attributes", type(optimizer), held)
 
 
-def named_parameters(optimizer: Any, walk: Walk | None = None) -> dict[str, Tensor]:
+def optimizer_attributes(optimizer: Any) -> dict[str, Any]:
+    """Return what the person's own optimizer has beside its state and groups; nothing for a library's."""
+    if is_library(type(optimizer)):
+        return {}
+    return {name: value for name, value in vars(optimizer).items() if name not in _OPTIMIZER_PARTS}
+
+
+def named_parameters(optimizer: Any, walk: Walk) -> dict[str, Tensor]:
     """Name an optimizer's parameters: as the walk met them, else by their place in its groups."""
     named: dict[str, Tensor] = {}
     for index, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):
-            met = walk.knows(parameter) if walk is not None else None
+            met = walk.knows(parameter)
             named[met.removeprefix("model.") if met else f"param_groups[{index}]['params'][{position}]"] = parameter
     return named
+
+
+def named_state(optimizer: Any, walk: Walk) -> dict[Any, Any]:
+    """Return an optimizer's state by the names of its parameters; keys that are no parameters stay what they are.
+
+    State of a parameter that has left the groups, and that the walk has not met, is left out: no step reads it.
+    """
+    names = {id(parameter): name for name, parameter in named_parameters(optimizer, walk).items()}
+    state = {}
+    for key, values in list(optimizer.state.items()):
+        name = key if is_plain(key) else names.get(id(key), (walk.knows(key) or "").removeprefix("model."))
+        if name != "":
+            state[name] = values
+    return state
 
 
 def parameter_order(walk: Walk, optimizer: Any) -> list[list[str]]:
@@ -213,11 +244,16 @@ def _gradients(walk: Walk, setup: TrainingSetup) -> Node:
     return Container("gradients", dict, held)
 
 
+def numpy_generator() -> Any:
+    """Return the generator behind numpy's global functions; None where numpy was not imported."""
+    numpy = sys.modules.get("numpy")
+    return numpy.random.mtrand._rand if numpy is not None and hasattr(numpy, "random") else None
+
+
 def _rng() -> dict[str, Node]:
     states: dict[str, Node] = {"python": Plain(random.getstate())}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and hasattr(numpy, "random"):
-        states["numpy"] = Generator("numpy.random.RandomState", generator_state(numpy.random.mtrand._rand))
+    if (generator := numpy_generator()) is not None:
+        states["numpy"] = capture_generator(generator)
     states["torch"] = Plain(bytes(torch.get_rng_state().tolist()))
     for kind in ("cuda", "xpu"):
         module = getattr(torch, kind, None)
