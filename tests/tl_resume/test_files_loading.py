@@ -197,11 +197,14 @@ def test_an_object_that_refuses_its_state_undoes_the_loading(place, tmp_path):
     other.model(torch.ones(1, 2)).sum().backward()
     other.optimizer.step()
     other.last = Ema()
-    (other.state["ema"] if place == "state" else other.last).fails = True
+    failing = other.state["ema"] if place == "state" else other.last
+    failing.fails = True
     named = "state['ema']" if place == "state" else "setup.last"
     assert refusal(tmp_path / "state", other, tmp_path) == (
         f": {named} could not be restored (KeyError: 'decay'); the setup is as it was"
     )
+    assert failing.fails  # it was set to False by the call that raised
+    failing.fails = False
     assert load_training_state(other, tmp_path / "state") == 3
     assert bits(other, tmp_path) == bits(setup, tmp_path)
 

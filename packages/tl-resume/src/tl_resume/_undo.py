@@ -44,6 +44,15 @@ class Journal:
     def load(self, target: Any, state: Any) -> None:
         """Call ``target.load_state_dict(state)``."""
         before = _copy(target.state_dict())
+        attributes = getattr(target, "__dict__", None)
+        if attributes is not None:
+            # A load_state_dict that updates __dict__, as those of schedulers do, sets whatever the file names. What
+            # state_dict() tells of is put back by load_state_dict(), which is called first.
+            own = {
+                name: value for name, value in attributes.items() if not isinstance(before, dict) or name not in before
+            }
+            told = set(attributes) - set(own)
+            self.add(lambda: _put_back(attributes, own, told))
         if before is not None:
             self.add(lambda: target.load_state_dict(before))
         target.load_state_dict(state)
@@ -99,6 +108,12 @@ def _copy(state: Any) -> Any:
         return copy.deepcopy(state)
     except Exception:  # noqa: BLE001  what cannot be copied cannot be put back; it may still load well
         return None
+
+
+def _put_back(attributes: dict[str, Any], own: dict[str, Any], told: set[str]) -> None:
+    for name in set(attributes) - set(own) - told:
+        del attributes[name]
+    attributes.update(own)
 
 
 def _set_items(target: Any, items: dict[Any, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -96,7 +97,7 @@ def _sharded(index: Path, stack: ExitStack) -> tuple[Section, set[str]]:
     files = sorted(set(shards.values()))
     tensors: dict[str, Any] = {}
     for name in files:
-        if Path(name).name != name:
+        if not _is_shard(name):
             raise StateFileError(f"{index}: names the shard {name!r}, which is not a file beside it")
         shard = open_path(index.parent / name, stack)
         if shard.refused:
@@ -109,3 +110,12 @@ def _sharded(index: Path, stack: ExitStack) -> tuple[Section, set[str]]:
         raise StateFileError(f"{index}: the shards lack {missing[0]!r} and {len(missing) - 1} more of its tensors")
     ordered = all(not name.endswith(".safetensors") for name in files)
     return Section(index.name.removesuffix(_INDEX), "model", tensors, ordered), set(files)
+
+
+def _is_shard(name: str) -> bool:
+    """Say whether a name can be that of a file beside the index, and of no index, which might name itself."""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
+        return False
+    return Path(name).name == name and "\0" not in name and not name.endswith(_INDEX)

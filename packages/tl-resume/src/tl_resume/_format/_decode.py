@@ -243,7 +243,10 @@ def _numpy_scalar(node: Any, path: Any) -> Any:
         return dtype.type()
     import numpy
 
-    return numpy.frombuffer(data, dtype)[0]
+    try:
+        return numpy.frombuffer(data, dtype)[0]
+    except SystemError:  # so numpy says that a character is beyond Unicode
+        raise StateFileError(f"{path} is damaged: a numpy scalar of its state is no text") from None
 
 
 def _int(node: str) -> int:
@@ -251,7 +254,10 @@ def _int(node: str) -> int:
 
 
 def _float(node: str) -> float:
-    (value,) = struct.unpack(">d", bytes.fromhex(node))
+    data = bytes.fromhex(node)
+    if len(data) != 8:
+        raise ValueError(f"a float of {len(data)} bytes")
+    (value,) = struct.unpack(">d", data)
     return float(value)
 
 
