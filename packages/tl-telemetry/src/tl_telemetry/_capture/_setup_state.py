@@ -28,9 +28,9 @@ class Piece(NamedTuple):
     """A part of the state that is saved and restored as a whole.
 
     Attributes:
-        kind: ``"weights"``, ``"modes"``, ``"module attributes"``, ``"optimizer state"``, ``"param groups"``,
-            ``"optimizer attributes"``, ``"scheduler"``, ``"scaler"``, ``"state"``, ``"attribute"``, ``"gradients"``,
-            ``"rng"`` or ``"outside"``.
+        kind: ``"weights"``, ``"trainable"`` (which parameters require a gradient), ``"modes"``,
+            ``"module attributes"``, ``"optimizer state"``, ``"param groups"``, ``"optimizer attributes"``,
+            ``"scheduler"``, ``"scaler"``, ``"state"``, ``"attribute"``, ``"gradients"``, ``"rng"`` or ``"outside"``.
         name: the optimizer's, scheduler's, entry's or attribute's name; empty where there is only one.
     """
 
@@ -63,6 +63,18 @@ class StateCapture:
     def digest_at(self, piece: Piece, path: tuple[Any, ...]) -> bytes | None:
         """Return the digest of the tensor at a place; None where there is none."""
         return next((digest for p, digest in _digests_below(self.pieces.get(piece)) if p == path), None)
+
+    def plain(self, name: str) -> list[Any]:
+        """Return the plain values of all attributes of a name, wherever they lie."""
+        containers = [node for node in self.nodes.values() if isinstance(node, Container)]
+        held = [node.items[name] for node in containers if name in node.items]
+        held += [node for piece, node in self.pieces.items() if piece.name == name]
+        return [node.value for node in held if isinstance(node, Plain)]
+
+    def types(self) -> set[type]:
+        """Return the classes of all objects of the person's that were met."""
+        nodes = [*self.pieces.values(), *self.nodes.values()]
+        return {node.type for node in nodes if isinstance(node, Container) and node.kind == "object"}
 
     def shapes(self, piece: Piece) -> set[tuple[int, ...]]:
         """Return the shapes of a piece's tensors."""
@@ -128,7 +140,7 @@ def capture_state(
         keep: keeps a tensor's content and returns what gives it back; by default a copy on the CPU.
 
     Returns:
-        The capture. It keeps alive what functions, locks and the like it came across, and what iterators iterate over.
+        The capture. Of the setup it keeps nothing alive but what iterators iterate over.
     """
     walk = Walk(keep)
     pieces = walk_setup(walk, setup, outside or {})
@@ -151,6 +163,7 @@ def walk_setup(walk: Walk, setup: TrainingSetup, outside: Mapping[str, Any]) -> 
     module = walk.node(setup.model, "model")
     assert isinstance(module, Container)
     pieces[Piece("weights")] = module.items["weights"]
+    pieces[Piece("trainable")] = module.items["trainable"]
     pieces[Piece("modes")] = module.items["modes"]
     pieces[Piece("module attributes")] = module.items["attributes"]
     for name, optimizer in setup.optimizers.items():

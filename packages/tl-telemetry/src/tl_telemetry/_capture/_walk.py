@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from tl_telemetry._capture._generators import capture_generator, generator_kind
 from tl_telemetry._capture._iterators import capture_iterator, is_iterator
@@ -155,6 +156,8 @@ class Walk:
                 return Stateful(type(value), self._state_dict(value, path, depth))
             return self._library_object(value, path, depth)
         held = attributes_of(value)
+        if isinstance(value, Dataset):  # its samples are no state, and may be many
+            held = {name: attribute for name, attribute in held.items() if not _is_bulk(attribute)}
         items = {name: self.node(attribute, f"{path}.{name}", depth + 1) for name, attribute in held.items()}
         return Container("object", type(value), items)
 
@@ -169,9 +172,11 @@ class Walk:
         Its numbers and strings are its own business: a logger's level, a file's position, a timer.
         """
         items = {}
-        for name, held in attributes_of(value).items():
-            below = not is_plain(held) and not isinstance(held, (Tensor, dict, list, set, nn.Module))
-            if below and name != "dataset":
+        members = attributes_of(value)
+        # a loader's own names for what its samplers hold too
+        for name in sorted(members, key=lambda name: name not in ("dataset", "generator")):
+            held = members[name]
+            if not is_plain(held) and not isinstance(held, (Tensor, dict, list, set, nn.Module)):
                 node = self.node(held, f"{path}.{name}", depth + 10)
                 if not isinstance(node, (Opaque, Plain)) and (not isinstance(node, Container) or node.items):
                     items[name] = node
@@ -195,6 +200,7 @@ class Walk:
             type(module),
             {
                 "weights": Container("weights", dict, weights),
+                "trainable": Container("dict", dict, _trainable(module)),
                 "modes": Container("dict", dict, {name: Plain(part.training) for name, part in parts.items()}),
                 "attributes": Container("parts", dict, attributes),
             },
@@ -209,6 +215,12 @@ class Walk:
         return made
 
 
+def _is_bulk(value: Any) -> bool:
+    if isinstance(value, Tensor) or is_array(value):
+        return True
+    return isinstance(value, (list, tuple, dict)) and len(value) > _LONG
+
+
 def _array(value: Any) -> Node:
     if value.dtype.hasobject:
         return _opaque(value)
@@ -217,5 +229,14 @@ def _array(value: Any) -> Node:
     return Array(content)
 
 
+def _trainable(module: nn.Module) -> dict[Any, Node]:
+    """Return which parameters require a gradient, by name."""
+    tensors = module_tensors(module).items()
+    return {name: Plain(tensor.requires_grad) for name, tensor in tensors if isinstance(tensor, nn.Parameter)}
+
+
 def _opaque(value: Any) -> Opaque:
-    return Opaque(type(value).__name__, value)
+    """Make a node of what is not looked into; only what cannot hold a setup is kept, so that none lives on in it."""
+    closed = isinstance(value, types.FunctionType) and not value.__closure__
+    kept = closed or isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType))
+    return Opaque(type(value).__name__, value if kept else None)
