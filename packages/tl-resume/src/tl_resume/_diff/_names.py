@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 # BatchNorm's buffers stand in a model's state dict between its parameters.
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -85,7 +87,8 @@ def _without_aliases(model: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of a model's tensors, of tied ones the first only: an optimizer holds them once."""
     seen = set()
     for name, tensor in model.items():
-        pointer = tensor.data_ptr() if hasattr(tensor, "data_ptr") else None
+        # a sparse tensor has no memory of its own, only its parts have
+        pointer = tensor.data_ptr() if getattr(tensor, "layout", None) is torch.strided else None
         place = (pointer, tuple(tensor.shape)) if pointer else name
         if place not in seen:
             seen.add(place)

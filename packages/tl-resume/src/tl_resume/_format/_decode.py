@@ -23,6 +23,7 @@ from tl_resume._format._header import Parsed, count, numbers
 
 _FACTORIES = {name: factory for factory, name in FACTORIES.items()}
 _ARRAY_DTYPE = re.compile(r"[<>|][biufcSUmM]\d{0,9}(\[\w{1,12}\])?")
+_MAPPINGS: dict[str, type] = {"$dict": dict, "$ordered_dict": OrderedDict, "$counter": Counter}
 _LAYOUTS = {"csr": torch.sparse_csr, "csc": torch.sparse_csc, "bsr": torch.sparse_bsr, "bsc": torch.sparse_bsc}
 
 
@@ -62,9 +63,11 @@ class Decoder:
     def _child(self, node: Any, key: Any) -> Any:
         if isinstance(node, dict) and key in node and not (len(node) == 1 and str(key).startswith("$")):
             return node[key]
-        for tag in ("$dict", "$ordered_dict"):
-            pairs = node.get(tag, []) if isinstance(node, dict) and len(node) == 1 else []
-            for encoded, child in pairs:
+        if isinstance(node, dict) and len(node) == 1:
+            tag, pairs = next(iter(node.items()))
+            if tag == "$default_dict":
+                pairs = pairs["items"]
+            for encoded, child in pairs if tag in _MAPPINGS or tag == "$default_dict" else ():
                 if self._decode(encoded, 0) == key:
                     return child
         raise KeyError(key)
@@ -109,11 +112,9 @@ class Decoder:
         scalar = _SCALARS.get(tag)
         if scalar is not None:
             return scalar(node)
-        if tag in ("$dict", "$ordered_dict", "$counter"):
-            pairs = self._pairs(node, depth)
-            kind = {"$dict": dict, "$ordered_dict": OrderedDict, "$counter": Counter}[tag]
-            made: Any = kind()
-            made.update(dict(pairs))
+        if tag in _MAPPINGS:
+            made: Any = _MAPPINGS[tag]()
+            made.update(dict(self._pairs(node, depth)))
             return made
         if tag == "$default_dict":
             return defaultdict(_FACTORIES[node["factory"]], self._pairs(node["items"], depth))
