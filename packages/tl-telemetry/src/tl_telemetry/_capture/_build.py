@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tl_core import TrainingSetup
 from tl_telemetry._capture._generators import put_back_generator
 from tl_telemetry._capture._iterators import copy_iterator
-from tl_telemetry._capture._kinds import is_library, is_plain, names_itself
+from tl_telemetry._capture._kinds import is_looked_into, is_plain, names_itself
 from tl_telemetry._capture._modules import module_attributes, module_parts, module_tensors
 from tl_telemetry._capture._nodes import (
     Alias,
@@ -26,9 +26,10 @@ from tl_telemetry._capture._nodes import (
     TensorNode,
     Values,
 )
-from tl_telemetry._capture._objects import attributes_of, blank, delete_attribute, set_attribute
+from tl_telemetry._capture._objects import blank, delete_attribute, set_attribute
 from tl_telemetry._capture._reuse import Reuse, fits_array
 from tl_telemetry._capture._setup_state import StateCapture
+from tl_telemetry._capture._walk import state_attributes
 from tl_telemetry._tensors import is_lazy
 
 MISSING: Any = object()  # nothing is there; or, as an answer, nothing can be built
@@ -59,7 +60,7 @@ class Build:
         if isinstance(node, Plain):
             return node.value
         if isinstance(node, Opaque):
-            return live if type(live).__name__ == node.type_name else node.value
+            return live if node.value is None or type(live).__name__ == node.type_name else node.value
         if isinstance(node, Alias):
             return self._alias(node, live)
         if id(node) in self._made:  # an alias needed it earlier
@@ -167,8 +168,8 @@ class Build:
             except TypeError:
                 return MISSING
         self._made[id(node)] = live
-        held = attributes_of(live)
-        if not is_library(type(live)):
+        held = state_attributes(live)
+        if is_looked_into(type(live)):
             for name in held.keys() - node.items.keys():
                 delete_attribute(live, name)
         for name, value in node.items.items():
@@ -181,6 +182,7 @@ class Build:
         if not isinstance(live, nn.Module):
             return MISSING
         self.weights(live, node.items["weights"])
+        self.trainable(live, node.items["trainable"])
         self.modes(live, node.items["modes"])
         self.module_attributes(live, node.items["attributes"])
         return live
@@ -197,8 +199,14 @@ class Build:
             made = self.value(held, tensor)
             if made is not tensor and tensor.device.type != "meta":  # of another shape
                 tensor.data = made.data
-            if tensor.is_leaf and (tensor.is_floating_point() or tensor.is_complex()):
-                tensor.requires_grad_(held.requires_grad)
+
+    def trainable(self, module: nn.Module, node: Node) -> None:
+        """Freeze and unfreeze parameters."""
+        assert isinstance(node, Container)
+        for name, tensor in module_tensors(module).items():
+            held = node.items.get(name)
+            if isinstance(held, Plain) and tensor.is_leaf and not is_lazy(tensor):
+                tensor.requires_grad_(held.value)
 
     def modes(self, module: nn.Module, node: Node) -> None:
         """Put each module into training or eval mode."""

@@ -94,7 +94,9 @@ def _state(part: Any, shared: dict[int, Any]) -> Any:
 
 def _share(part: Any, shared: dict[int, Any]) -> int | None:
     shared[id(part)] = part
-    return len(part) if isinstance(part, (list, tuple, range, str, bytes)) else None
+    if isinstance(part, range):  # len() refuses huge ones
+        return max(0, -((part.start - part.stop) // part.step))
+    return len(part) if isinstance(part, (list, tuple, str, bytes)) else None
 
 
 def same_position(a: Any, b: Any) -> bool:
@@ -124,4 +126,6 @@ def described_position(position: Any) -> str:
     if position[0] == "iter":
         return f"{position[1]} items before its end" if position[1] else "its end"
     inner = [part for part in position if isinstance(part, tuple)]
-    return described_position(inner[-1] if position[0] == "chain" else inner[0]) if inner else f"{position[-1]}"
+    if not inner:
+        return f"{position[-1]}"
+    return described_position(inner[0] if isinstance(position[0], str) else inner[-1])  # of a chain, the current one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import enum
 import sys
 import sysconfig
@@ -38,6 +39,11 @@ _OPAQUE = (types.ModuleType, types.FunctionType, type, types.BuiltinFunctionType
 def is_library(cls: type) -> bool:
     """Tell whether a class comes from the standard library or an installed package, not from the person's own code."""
     return _from_library(cls.__module__)
+
+
+def is_looked_into(cls: type) -> bool:
+    """Tell whether the attributes of a class's objects are state: of the person's classes, and of namespaces."""
+    return not is_library(cls) or issubclass(cls, (types.SimpleNamespace, argparse.Namespace))
 
 
 @lru_cache(maxsize=4096)

@@ -87,7 +87,7 @@ def _piece(build: Build, setup: TrainingSetup, piece: Piece, node: Node, outside
     if kind == "weights":
         build.weights(setup.model, node)
     elif kind == "trainable":
-        _trainable(setup.model, node)
+        build.trainable(setup.model, node)
     elif kind == "modes":
         build.modes(setup.model, node)
     elif kind == "module attributes":
@@ -158,14 +158,6 @@ def _optimizer_state(build: Build, setup: TrainingSetup, optimizer: Any, node: C
     for name, value in node.items.items():
         if (made := build.value(value, live.get(name, MISSING))) is not MISSING:
             optimizer.state[keys.get(name, name)] = made
-
-
-def _trainable(module: nn.Module, node: Node) -> None:
-    assert isinstance(node, Container)
-    for name, tensor in module_tensors(module).items():
-        held = node.items.get(name)
-        if isinstance(held, Plain) and tensor.is_leaf:
-            tensor.requires_grad_(held.value)
 
 
 def _gradients(build: Build, module: nn.Module, node: Node) -> None:

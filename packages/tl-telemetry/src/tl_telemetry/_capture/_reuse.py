@@ -65,7 +65,7 @@ class Reuse:
             return False
         if (tuple(live.shape), live.dtype, live.layout) != (node.shape, node.dtype, node.layout):
             return False
-        if live.layout not in (torch.strided, torch.sparse_coo) or _expanded(live):
+        if live.layout is not torch.strided or _expanded(live):
             return False
         if not self.allows(node, live):
             return False
@@ -80,8 +80,6 @@ def fits_array(content: Any, live: Any) -> bool:
 
 def _expanded(tensor: Tensor) -> bool:
     """Tell whether elements of a tensor share their memory, so that it cannot be written to."""
-    if tensor.layout is not torch.strided:
-        return False
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from tl_telemetry._capture._generators import capture_generator, generator_kind
 from tl_telemetry._capture._iterators import capture_iterator, is_iterator
-from tl_telemetry._capture._kinds import is_array, is_library, is_opaque, is_plain, is_stateful, names_itself
+from tl_telemetry._capture._kinds import is_array, is_looked_into, is_opaque, is_plain, is_stateful, names_itself
 from tl_telemetry._capture._modules import module_attributes, module_parts, module_tensors
 from tl_telemetry._capture._nodes import Alias, Array, Container, Node, Opaque, Plain, Stateful, TensorNode, Values
 from tl_telemetry._capture._objects import attributes_of
@@ -150,14 +150,11 @@ class Walk:
         return Alias(self._seen.get(id(key), path))
 
     def _object(self, value: Any, path: str, depth: int) -> Node:
-        library = is_library(type(value)) and not isinstance(value, types.SimpleNamespace)
-        if library and type(value).__module__ != "argparse":
+        if not is_looked_into(type(value)):
             if is_stateful(value):
                 return Stateful(type(value), self._state_dict(value, path, depth))
             return self._library_object(value, path, depth)
-        held = attributes_of(value)
-        if isinstance(value, Dataset):  # its samples are no state, and may be many
-            held = {name: attribute for name, attribute in held.items() if not _is_bulk(attribute)}
+        held = state_attributes(value)
         items = {name: self.node(attribute, f"{path}.{name}", depth + 1) for name, attribute in held.items()}
         return Container("object", type(value), items)
 
@@ -213,6 +210,12 @@ class Walk:
         self.meet(tensor, path)
         made = self.nodes[path] = self._tensor(tensor, path)
         return made
+
+
+def state_attributes(value: Any) -> dict[str, Any]:
+    """Return those attributes of an object that are state: of a dataset, its samples, which may be many, are not."""
+    held = attributes_of(value)
+    return {name: item for name, item in held.items() if not _is_bulk(item)} if isinstance(value, Dataset) else held
 
 
 def _is_bulk(value: Any) -> bool:
