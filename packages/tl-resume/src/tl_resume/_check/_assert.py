@@ -244,6 +244,7 @@ def _explain(session: Session, evidence: Evidence, path: Path, fresh_process: bo
 
 def _report(evidence: Evidence, allow: frozenset[str], moved: bool, cost: float) -> ResumeReport:
     found = tuple(finding for finding in findings(evidence) if finding.rule not in allow)
+    evidence.told = tuple(finding.rule for finding in found)
     told = [note for note in notes(evidence) if note.rule not in allow]
     if moved and "resume-moved" not in allow:
         told.insert(0, _moved(evidence))

@@ -8,6 +8,7 @@ from functools import cached_property
 from tl_core import Tolerance
 from tl_resume._check._ablate import Cause
 from tl_resume._check._loop import Loop, Run
+from tl_resume._check._parting import Parting
 from tl_resume._check._position import Position, describe_position
 from tl_resume._check._runs import ResumedRun, SavingRun
 from tl_resume._check._uses import Uses
@@ -21,7 +22,6 @@ from tl_telemetry import (
 )
 
 _NOISE_MARGIN = 3.0  # two repetitions show a part of what a third one may do
-RAISES = "raises "  # how the ``what`` of a divergence begins, where the resumed run raised
 _UNREPEATABLE = 0.1  # relative: above this, a loop that differs from itself tells nothing about a resume
 
 
@@ -41,6 +41,7 @@ class Evidence:
         warm_agrees: whether loading into a setup that was trained up to the checkpoint gives the uninterrupted run,
             where a fresh setup does not even with every difference put back; None where that was not tried.
         only_elsewhere: whether the runs part in a fresh process, and not in this one.
+        told: the rules of the findings, for the notes.
         first_module: which module's output differs first, where nothing else explains that the runs part.
     """
 
@@ -55,6 +56,7 @@ class Evidence:
     warm_agrees: bool | None = None
     only_elsewhere: bool = False
     first_module: str = ""
+    told: tuple[str, ...] = ()
 
     @cached_property
     def weight_names(self) -> list[str]:
@@ -69,7 +71,8 @@ class Evidence:
     @cached_property
     def loop_uses(self) -> Uses:
         """By which values the loop decides."""
-        return Uses([self.loop.step if self.loop.step is not None else self.loop.new_step()])
+        step = self.loop.step if self.loop.step is not None else self.loop.new_step()
+        return Uses([step], self.save.saved)
 
     # -- the loop's own noise -----------------------------------------------------------------------------------
 
@@ -93,8 +96,9 @@ class Evidence:
 
     @cached_property
     def saving_parts(self) -> Divergence | None:
-        """Where the run that saved parts from the one that did not."""
-        return self.parted(self.save.run)
+        """Where the losses or weights of the run that saved part from those of the one that did not."""
+        rtol, atol = self.rtol, self.tolerance.atol
+        return first_divergence(self.full.trace, self.save.run.trace, rtol=rtol, atol=atol, start=self.resume_at)
 
     # -- loading ------------------------------------------------------------------------------------------------
 
@@ -146,24 +150,36 @@ class Evidence:
 
     # -- after resuming -----------------------------------------------------------------------------------------
 
-    def parted(self, run: Run) -> Divergence | None:
+    def parted(self, run: Run) -> Parting | None:
         """Find where a run parts from the uninterrupted one: in its losses, its weights on the way or at the end."""
         if run.error is not None:
-            step = max(run.trace.steps, default=self.resume_at - 1) + 1
-            return Divergence(step, f"{RAISES}{run.error}", False, None, None)
+            return Parting(max(run.trace.steps, default=self.resume_at - 1) + 1, raised=run.error)
         rtol, atol = self.rtol, self.tolerance.atol
         found = first_divergence(self.full.trace, run.trace, rtol=rtol, atol=atol, start=self.resume_at)
         if found is not None:
-            return found
-        for difference in compare_captures(self.full.finished, run.finished, rtol=rtol, atol=atol):
-            if difference.piece.kind == "weights" and difference.tensor is not None:
-                name = ".".join(map(str, difference.path))
-                a, b = difference.tensor.values
-                return Divergence(self.loop.steps - 1, name, False, float(a), float(b))
-        return None
+            return Parting(found.step, found)
+        at_end = compare_captures(self.full.finished, run.finished, rtol=rtol, atol=atol)
+        state = next((d for d in at_end if self._is_training_state(d)), None)
+        return None if state is None else Parting(self.loop.steps - 1, state=state)
+
+    def _is_training_state(self, difference: StateDifference) -> bool:
+        """Tell whether a difference at the end means that the runs part: it was not there after loading.
+
+        A value that was lost is judged by itself; here it is about what was restored and went another way all the
+        same. Of plain attributes only tensors like the weights count (averages): others may be output.
+        """
+        piece, path = difference.piece, difference.path
+        if piece.kind == "weights":
+            return difference.tensor is not None
+        kinds = ("optimizer state", "scheduler", "scaler", "state")
+        average = difference.tensor is not None and getattr(difference.a, "shape", ()) in self.weight_shapes
+        if piece.kind not in kinds and not (piece.kind == "attribute" and average):
+            return False
+        lost = any(d.piece == piece and path[: len(d.path)] == d.path for d in self.differences)
+        return not lost and (piece, path) not in self.unsteady
 
     @cached_property
-    def diverged(self) -> Divergence | None:
+    def diverged(self) -> Parting | None:
         """Where the resumed run parts from the uninterrupted one."""
         return self.parted(self.resumed.run) if self.repeatable else None
 
@@ -190,13 +206,29 @@ class Evidence:
 
     @cached_property
     def position(self) -> Position:
-        """What became of the data's position, with everything that could be put back where that was tried."""
-        run = self.resumed.run
-        if self.cause is not None and not self.cause.complete:
-            run = self.trials.get(frozenset(self.by_piece), run)
+        """What became of the data's position in the resumed run."""
+        return self._position_of(self.resumed.run)
+
+    @cached_property
+    def position_put_back(self) -> Position:
+        """The same, with everything put back that differed after loading, where that was tried."""
+        return self._position_of(self.trials.get(frozenset(self.by_piece), self.resumed.run))
+
+    def _position_of(self, run: Run) -> Position:
         assert self.full.ledger is not None
         assert run.ledger is not None
         return describe_position(self.full.ledger, run.ledger, self.resume_at)
+
+    @cached_property
+    def left_behind(self) -> dict[str, list[str]]:
+        """By optimizer, the places of its groups that hold tensors which the model has no more after loading."""
+        found = {}
+        for name, groups in self.resumed.loaded.order.items():
+            strangers = [p for group in groups for p in group if p.startswith("param_groups[")]
+            known = {p for group in self.save.saved.order.get(name, []) for p in group}
+            if strangers and not known.issuperset(strangers):
+                found[name] = strangers
+        return found
 
 
 def _is_as_changed(loaded: StateDifference, changed: StateDifference | None) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -126,8 +127,9 @@ class Session:
             seed_everything(seed)
             step = loop.new_step()
             setup = build_setup(loop.make_setup, loop.device)
-            # a step that was made anew has its own object and closure cells
-            outside = self.outside if loop.make_step is None else Outside([step], self.store)
+            hooks = list(_hooks(setup))
+            # a step that was made anew, and hooks, have objects and closure cells of their own in each run
+            outside = Outside([step, *hooks], self.store) if hooks or loop.make_step is not None else self.outside
             start = capture_state(setup, outside=outside.values(), keep=self.store.mark)
             yield setup, step, outside, Run(RunTrace(), start.order, start, not_in_state_dict=_left_out(setup))
 
@@ -164,6 +166,16 @@ class Session:
                 result = step(setup, batch)
             run.trace.add(index, result, setup)
         self.cost += (stop - start) / self.loop.steps
+
+
+def _hooks(setup: TrainingSetup) -> Iterator[Callable[..., Any]]:
+    """Yield the functions that the loop runs without naming them: hooks of modules and optimizers, attributes."""
+    holders = [*setup.model.modules(), *setup.optimizers.values()]
+    for holder in holders:
+        for name, hooks in vars(holder).items():
+            if name.endswith("_hooks") and isinstance(hooks, dict):
+                yield from (hook for hook in hooks.values() if callable(hook))
+    yield from (value for value in vars(setup).values() if isinstance(value, FunctionType))
 
 
 def _left_out(setup: TrainingSetup) -> set[str]:

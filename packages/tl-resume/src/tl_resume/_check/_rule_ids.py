@@ -9,6 +9,7 @@ from collections.abc import Iterable
 RESUME_FINDINGS = (
     "saving-changes-training",
     "parameter-order-varies",
+    "optimizer-of-other-model",
     "checkpoint-by-reference",
     "average-loaded-as-weights",
     "restored-then-overwritten",
@@ -20,6 +21,7 @@ RESUME_FINDINGS = (
     "scheduler-not-restored",
     "scaler-not-restored",
     "state-not-restored",
+    "trainable-not-restored",
     "gradients-not-restored",
     "modes-not-restored",
     "rng-not-restored",

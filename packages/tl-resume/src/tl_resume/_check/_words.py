@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tl_core import group_names
-from tl_resume._check._evidence import RAISES, Evidence
+from tl_resume._check._evidence import Evidence
+from tl_resume._check._parting import Parting
 from tl_telemetry import Divergence, Piece, StateDifference
 
 _MAX_SHOWN = 4
@@ -20,6 +21,7 @@ def title(piece: Piece) -> str:
     """Name a piece as the person would."""
     named = {
         "weights": "the model's weights",
+        "trainable": "requires_grad of the parameters",
         "modes": "the modes of the modules",
         "module attributes": "attributes of the model's modules",
         "optimizer state": f"the state of optimizer {piece.name!r}",
@@ -39,7 +41,7 @@ def title(piece: Piece) -> str:
 def place(difference: StateDifference) -> str:
     """Name the place of a difference as the person would write it."""
     piece, path = difference.piece, difference.path
-    if piece.kind in ("weights", "gradients", "modes", "optimizer state"):
+    if piece.kind in ("weights", "gradients", "trainable", "modes", "optimizer state"):
         return below(difference)
     if piece.kind == "module attributes":
         return ".".join(["setup.model", *(str(part) for part in path if part != "")])
@@ -53,7 +55,7 @@ def below(difference: StateDifference) -> str:
     piece, path = difference.piece, difference.path
     if not path:
         return ""
-    if piece.kind in ("weights", "gradients"):
+    if piece.kind in ("weights", "gradients", "trainable"):
         return str(path[0])
     if piece.kind == "modes":
         return str(path[0]) or "the model"
@@ -142,10 +144,19 @@ def module_names(differences: Iterable[StateDifference]) -> str:
     return "the model" + (f" and {len(names) - 1} of its modules" if len(names) > 1 else "")
 
 
-def parting(found: Divergence, kind: str = "resumed") -> str:
-    """Say where two runs part."""
-    if found.what.startswith(RAISES):
-        return f"the resumed run {found.what} in step {found.step}, where the uninterrupted one goes on"
+def parting(found: Parting) -> str:
+    """Say where the resumed run parts from the uninterrupted one."""
+    if found.raised:
+        return f"the resumed run raises {found.raised} in step {found.step}, where the uninterrupted one goes on"
+    if found.state is not None:
+        at_end = one(found.state, then="without interruption", now="resumed")
+        return f"losses and weights agree, and at the end of the run {at_end}"
+    assert found.figure is not None
+    return figures_part(found.figure)
+
+
+def figures_part(found: Divergence, kind: str = "resumed") -> str:
+    """Say in which loss or weight two runs part."""
     a, b = ("nothing" if value is None else f"{value:.6g}" for value in (found.a, found.b))
     if found.is_loss:
         name = found.what if found.what == "loss" else f"loss {found.what!r}"

@@ -15,6 +15,7 @@ Rule = Callable[[Evidence], Iterator[Finding]]
 RULES: tuple[Rule, ...] = (
     saving.changes_training,
     pieces.order_varies,
+    pieces.optimizer_left_behind,
     pieces.not_restored,
     data.generators,
     data.position,

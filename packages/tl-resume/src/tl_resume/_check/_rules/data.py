@@ -49,27 +49,43 @@ def generators(evidence: Evidence) -> Iterator[Finding]:
 
 def position(evidence: Evidence) -> Iterator[Finding]:
     """The resumed run trains on other batches than the uninterrupted one."""
-    moved = [d for ds in evidence.by_piece.values() for d in ds if d.kind == "iterator" or _is_loader(d)]
+    moved = [d for ds in evidence.by_piece.values() for d in ds if is_position(d) or _is_loader(d)]
     caused = [d for d in moved if evidence.is_cause(d.piece)]
     where = evidence.position
     if caused:
         names = ", ".join(dict.fromkeys(place(d) for d in caused))
-        seen = f"the position of {names} was not restored ({one(caused[0], name=lambda _: '')})"
+        stands = f" ({one(caused[0], name=lambda _: '')})" if caused[0].kind == "iterator" else ""
+        seen = f"the position of {names} was not restored{stands}"
         if where.kind not in ("same", "unseen"):
             seen += f": {where.seen}"
         yield _finding(evidence, "data-position-not-restored", seen, _CAUSE, _FIX, caused[0].piece)
     elif evidence.diverged is not None and _established(evidence):
-        first = where.first_step
-        told = where.kind in ("restarted", "behind", "ahead") or (where.kind == "other" and evidence.warm_agrees)
+        first, still = where.first_step, evidence.position_put_back.kind
+        told = still in ("restarted", "behind", "ahead") or (still not in ("same", "unseen") and evidence.warm_agrees)
         if told and first is not None and first <= evidence.diverged.step:
             yield Finding(
                 "data-position-not-restored",
-                f"{where.seen}; {parting(evidence.diverged)}",
+                f"{_drawn_from(evidence)}{where.seen}; {parting(evidence.diverged)}",
                 _CAUSE,
                 _FIX,
                 steps=(first,),
                 evidence={"is_cause": True},
             )
+
+
+def is_position(difference: StateDifference) -> bool:
+    """Tell whether a difference is the place of an iterator over data; ``itertools.count`` is a counter."""
+    return difference.kind == "iterator" and difference.type_name != "count"
+
+
+def _drawn_from(evidence: Evidence) -> str:
+    """Name the iterators whose position cannot be read, one of which the batches come from."""
+    names = list(evidence.save.saved.uncopied)
+    if not names:
+        return ""
+    if len(names) == 1:
+        return f"the position of {names[0]} was not restored: "
+    return f"the position of one of {', '.join(names)} was not restored: "
 
 
 _CAUSE = "the data start at another place after resuming than where the run had stopped"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence
+from tl_resume._check._rules.data import is_position
 from tl_resume._check._words import established, place, title, values
 from tl_telemetry import Piece, StateDifference
 
@@ -16,7 +17,7 @@ def attributes(evidence: Evidence) -> Iterator[Finding]:
         if piece.kind not in ("attribute", "module attributes"):
             continue
         if evidence.is_cause(piece):
-            if not all(d.kind in ("generator", "iterator") for d in differences) and not _stateful(differences):
+            if not all(map(_is_told_elsewhere, differences)) and not _stateful(differences):
                 yield _finding(evidence, piece, "attribute-not-restored", differences)
         elif deciding := [d for d in _lost(evidence, differences) if _decides(evidence, d)]:
             yield _without_effect(evidence, piece, deciding)
@@ -25,7 +26,7 @@ def attributes(evidence: Evidence) -> Iterator[Finding]:
 def outside(evidence: Evidence) -> Iterator[Finding]:
     """Something outside of the setup (a global, a closure cell, the step's own object) makes the runs part."""
     for piece, differences in evidence.by_piece.items():
-        own = not all(d.kind in ("generator", "iterator") for d in differences)
+        own = not all(map(_is_told_elsewhere, differences))
         if piece.kind == "outside" and own and evidence.is_cause(piece):
             yield _finding(evidence, piece, "outside-state-not-restored", differences)
 
@@ -40,9 +41,9 @@ def unsaved(evidence: Evidence) -> Iterator[Finding]:
         if silent:
             yield Finding(
                 "unsaved-attribute",
-                f"not restored, and without effect in this run: {values(silent)}",
-                "a history, a cache or a counter that only the loop's output shows; it starts anew after a resume",
-                "save it if it should go on",
+                f"not restored, and no effect of it was seen in {evidence.loop.steps} steps: {values(silent)}",
+                "left open: a history, a cache or a counter for output may start anew; what training comes to use, not",
+                "save it if training uses it",
                 evidence={"piece": title(piece)},
             )
 
@@ -55,7 +56,7 @@ def _lost(evidence: Evidence, differences: list[StateDifference]) -> list[StateD
     return [
         d
         for d in differences
-        if d.kind not in ("generator", "iterator")
+        if not _is_told_elsewhere(d)
         and any(p == d.piece and path[: len(d.path)] == d.path for p, path in evidence.moved)
         and (evidence.remains(d) or (_is_number(d) and _decides(evidence, d)))
         and (d.piece, d.path) not in evidence.unsteady
@@ -63,12 +64,14 @@ def _lost(evidence: Evidence, differences: list[StateDifference]) -> list[StateD
 
 
 def _is_number(difference: StateDifference) -> bool:
+    if difference.kind == "tensor":
+        return difference.tensor is not None and difference.tensor.num_elements == 1
     values = difference.plain_a, difference.plain_b
     return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
 def _decides(evidence: Evidence, difference: StateDifference) -> bool:
-    if difference.kind == "tensor":
+    if difference.kind == "tensor" and not _is_number(difference):
         return _is_average(evidence, difference)
     return evidence.loop_uses.decides(difference)
 
@@ -87,6 +90,8 @@ def _finding(evidence: Evidence, piece: Piece, rule: str, differences: list[Stat
     found = evidence.diverged
     assert found is not None
     effect = established(evidence, piece)
+    # what stands beside a counter in one object may be its history
+    differences = [d for d in differences if not _is_history(d)] or differences
     where = "the setup" if rule == "attribute-not-restored" else "a place outside of the setup"
     return Finding(
         rule,
@@ -96,6 +101,15 @@ def _finding(evidence: Evidence, piece: Piece, rule: str, differences: list[Stat
         steps=(found.step,),
         evidence={"is_cause": True, "piece": title(piece), "effect": effect},
     )
+
+
+def _is_told_elsewhere(difference: StateDifference) -> bool:
+    return difference.kind == "generator" or is_position(difference)
+
+
+def _is_history(difference: StateDifference) -> bool:
+    """Tell whether a sequence is longer on one side, and begins as the other one does."""
+    return difference.kind == "other" and difference.type_name in ("list", "deque", "Values")
 
 
 def _without_effect(evidence: Evidence, piece: Piece, differences: list[StateDifference]) -> Finding:
@@ -113,7 +127,11 @@ def _without_effect(evidence: Evidence, piece: Piece, differences: list[StateDif
 
 
 def _fix(piece: Piece, differences: list[StateDifference]) -> str:
-    name = place(differences[0])
+    name = place(differences[0]).partition(" (")[0]
+    if len(differences) > 1 or len(differences[0].path) > 1:  # the object, not its inside
+        name = title(piece).partition("'s own object (")[-1].removesuffix(")") or title(piece)
     if piece.kind == "outside":
-        return f"save {name} in the checkpoint and set it in load(), or move it into the setup"
+        return f"save {name.partition(' (')[0]} in the checkpoint and set it in load(), or move it into the setup"
+    if piece.kind == "module attributes":
+        return f"save {place(differences[0])} in the checkpoint, or make a buffer of it, which state_dict() carries"
     return f"save {name} in the checkpoint and set it again in load()"

@@ -13,7 +13,7 @@ from tl_telemetry import Piece, StateDifference
 
 _RULE = {
     "weights": "model-not-restored",
-    "module attributes": "model-not-restored",
+    "trainable": "trainable-not-restored",
     "optimizer state": "optimizer-state-not-restored",
     "optimizer attributes": "optimizer-state-not-restored",
     "param groups": "param-groups-not-restored",
@@ -29,12 +29,13 @@ _CONSEQUENCE = {
     "scheduler": "the schedule restarts",
     "scaler": "the loss scale and its growth counter restart",
     "state": "it restarts from what make_setup() gives it",
+    "trainable": "state_dict() carries values, not requires_grad: parameters are frozen or trained as in the beginning",
     "gradients": "the micro-batches that were accumulated so far are lost to the next update",
     "modes": "dropout and batch norm act otherwise",
 }
 _FIX = {
     "weights": "save model.state_dict() and load it with model.load_state_dict(), strict",
-    "module attributes": "save these attributes, or make buffers of them, which state_dict() carries",
+    "trainable": "freeze and unfreeze in load() as the run had done, for example from the restored step",
     "optimizer state": "save optimizer.state_dict() and load it with optimizer.load_state_dict(), once that is built",
     "optimizer attributes": "carry these attributes in the optimizer's state_dict()",
     "param groups": "load the whole optimizer.state_dict(), its param_groups included, and change nothing after it",
@@ -68,6 +69,22 @@ def order_varies(evidence: Evidence) -> Iterator[Finding]:
                 return
 
 
+def optimizer_left_behind(evidence: Evidence) -> Iterator[Finding]:
+    """``load`` replaced the model, and an optimizer goes on with the tensors of the old one."""
+    for name, strangers in evidence.left_behind.items():
+        total = sum(map(len, evidence.resumed.loaded.order[name]))
+        yield Finding(
+            "optimizer-of-other-model",
+            f"after loading, {len(strangers)} of {total} tensors in optimizer {name!r} are none of the model's: "
+            "its steps do not reach the weights that are trained",
+            "load() put another model (or other parameters) into the setup, and the optimizer still holds the old ones",
+            "load into the model that is there, model.load_state_dict(...), or build the optimizer anew for the new "
+            "one and then load its state",
+            steps=(evidence.resume_at,),
+            evidence={"is_cause": True, "optimizer": name},
+        )
+
+
 def _at(names: Sequence[str], place: int) -> str:
     return names[place] if place < len(names) else "nothing"
 
@@ -79,10 +96,10 @@ def not_restored(evidence: Evidence) -> Iterator[Finding]:
     for piece, differences in evidence.by_piece.items():
         rule = _RULE.get(piece.kind)
         cause = evidence.is_cause(piece)
-        if rule is None or (piece.kind == "optimizer state" and piece.name in reordered):
+        if rule is None or (piece.kind == "optimizer state" and piece.name in (*reordered, *evidence.left_behind)):
             continue
         if not cause:
-            if piece.kind in ("gradients", "module attributes"):
+            if piece.kind == "gradients":
                 continue
             differences = [d for d in differences if _stays(evidence, d)]
         if differences:
@@ -180,6 +197,15 @@ def _differing(evidence: Evidence, piece: Piece) -> str:
         lost = [d for d in differences if d.b is None]
         names = tensor_names(lost or differences, evidence.weight_names)
         return f"the gradients of {names}, accumulated before step {evidence.resume_at}, are not there after loading"
+    if piece.kind == "trainable":
+        parts = []
+        for trained, verb in ((True, "frozen"), (False, "trainable")):
+            if changed := [d for d in differences if d.plain_a is trained]:
+                names = tensor_names(changed, evidence.weight_names)
+                parts.append(f"{names} {_are(changed)} {verb} after loading (requires_grad={not trained})")
+        return " and ".join(parts) + ", other than when saved"
+    if piece.kind == "state" and len(differences) == 1:
+        return values(differences)
     if piece.kind == "modes":
         parts = []
         for mode, other in ((True, "eval"), (False, "training")):
@@ -207,10 +233,12 @@ def _generic_cause(evidence: Evidence, piece: Piece, come: Origin | None) -> str
     tail = f": {consequence}" if consequence else ""
     if piece.kind == "weights" and (hidden := _not_in_state_dict(evidence, piece)):
         return f"state_dict() leaves {hidden} out (persistent=False): the checkpoint lacks what training made of it"
-    if (come is not None and come.kind == "fresh") or evidence.as_built(piece):
+    if piece.kind != "trainable" and ((come is not None and come.kind == "fresh") or evidence.as_built(piece)):
         tail = "" if piece.kind == "state" else tail
         return f"load() left {_it(piece)} as make_setup() had built {_it(piece)}{tail}"
     restored = any(piece in r.pieces for r in evidence.resumed.restored)
+    if piece.kind == "trainable":
+        return tail.removeprefix(": ")
     if piece.kind in ("optimizer state", "param groups", "scheduler", "scaler", "state") and not restored:
         return f"it is not in the checkpoint, or load() does not restore it{tail}"
     if piece.kind == "gradients" and all(d.b is None for d in evidence.by_piece[piece]):
@@ -236,6 +264,12 @@ def _from_elsewhere(piece: Piece, rule: str, come: Origin) -> tuple[str, str, st
             "optimizer-state-misplaced" if piece.kind == "optimizer state" else rule,
             f"the state went to the wrong parameter: {shown}",
             "restore it in the order in which it was saved: optimizers go by the position of their parameters",
+        )
+    if piece.kind == come.source.kind == "optimizer state":
+        return (
+            "optimizer-state-misplaced",
+            f"the loaded state is the one that optimizer {come.source.name!r} had when saved",
+            "save and load the optimizers by name: {name: optimizer.state_dict() for name, optimizer in ...}",
         )
     if piece.kind == "weights":
         return (

@@ -8,7 +8,7 @@ import torch
 
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence
-from tl_resume._check._words import module_names, parting, tensor_names, title, values
+from tl_resume._check._words import figures_part, module_names, tensor_names, title, values
 from tl_telemetry import Piece, StateDifference
 
 _HARMLESS = ("outside", "rng")  # a store of checkpoints; a draw that only matters where the loop draws too
@@ -29,7 +29,7 @@ def changes_training(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 "saving-changes-training",
                 f"the run that saves before step {evidence.resume_at} is not the run that does not save: "
-                f"{parting(parts, 'with the save')}; right after saving, nothing that was compared differs",
+                f"{figures_part(parts, 'with the save')}; right after saving, nothing that was compared differs",
                 "save() changed something that the setup does not show: a file that the loop reads, a library's state",
                 "make save() read only, and put back what it has to change",
                 steps=(parts.step,),
@@ -38,7 +38,7 @@ def changes_training(evidence: Evidence) -> Iterator[Finding]:
         return
     seen = f"save() before step {evidence.resume_at} changed the training state: {_changes(evidence, mattering)}"
     if parts is not None:
-        seen += f"; {parting(parts, 'in the run that saves')}"
+        seen += f"; {figures_part(parts, 'in the run that saves')}"
     yield Finding(
         "saving-changes-training",
         seen,

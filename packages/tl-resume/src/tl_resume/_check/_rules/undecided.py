@@ -53,6 +53,17 @@ def noise(evidence: Evidence) -> Iterator[Finding]:
     """The loop differs from itself when it is repeated."""
     if evidence.noise == 0:
         return
+    unset = [path for path in evidence.save.saved.uncopied if not path.startswith(("setup", "model"))]
+    if unset and not evidence.repeatable:
+        names = ", ".join(unset)
+        yield Finding(
+            "not-judged",
+            f"two runs from the same seed differ by {evidence.noise:.2g} (relative) without any resume, so the resumed "
+            "run cannot be judged by comparing it; the state after loading was judged",
+            f"{names} cannot be set back before each run, and goes on from where the run before had left it",
+            f"build {names} in make_setup() or make_step()",
+        )
+        return
     tail = (
         f"differences count above {evidence.rtol:.2g} (relative) instead of {evidence.tolerance.rtol:.2g}"
         if evidence.repeatable
@@ -69,7 +80,8 @@ def noise(evidence: Evidence) -> Iterator[Finding]:
 def uncopied(evidence: Evidence) -> Iterator[Finding]:
     """Something could not be copied, so that its position could not be compared or put back."""
     found = evidence.save.saved.uncopied
-    if found:
+    told = any(rule == "data-position-not-restored" for rule in evidence.told)
+    if found and not told:
         shown = ", ".join(f"{path} (a {kind})" for path, kind in found.items())
         yield Finding(
             "not-copied",
