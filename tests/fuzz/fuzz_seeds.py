@@ -70,7 +70,7 @@ def build_setup(kind: str, *, steps: int = 1) -> TrainingSetup:
             "ema": Ema(),
             "history": [float(steps)],
             "masks": torch.Generator().manual_seed(steps),
-            "rows": np.random.default_rng(steps),
+            "rows": np.random.Generator((np.random.Philox if kind == "sgd" else np.random.PCG64)(steps)),
         }
         setup = TrainingSetup(model, optimizer, scheduler, scaler=scaler, state=state)
         setup.counts = {"seen": np.zeros(2) + steps, "epochs": (steps, None)}

@@ -153,12 +153,12 @@ class Targets:
                 raise BrokenPromiseError(f"the setup was changed by a file that was refused ({ended:.300}): {changed}")
             return ended
         del self._setups[file.seed]
-        put_rng_back(self._rng)
         del after["objects"]
         if not file.sealed and after != self._once(("load", file.seed), lambda: self._marks_of_whole(file)):
             raise BrokenPromiseError("a damaged file was loaded, and its content is another")
         if file.sealed:
             self._check_loaded(setup, file.path)
+        put_rng_back(self._rng)
         return "other content, digests mended" if file.sealed else "equal content"
 
     def _marks_of_whole(self, file: Damaged) -> dict[str, Any]:
@@ -179,6 +179,7 @@ class Targets:
                 )
                 if fingerprint(held) != fingerprint(wanted):
                     raise BrokenPromiseError(f"{section} was loaded, and the setup holds something else")
+        draw(setup)
 
     def diff(self, file: Damaged) -> str:
         """Compare, show and verify a damaged file, and write what was found."""
@@ -235,6 +236,15 @@ def put_rng_back(states: tuple[Any, ...]) -> None:
     np.random.set_state(states[2])
 
 
+def draw(setup: Any) -> None:
+    """Draw from all generators: one with an impossible state raises, or reads memory that is not its own."""
+    random.gauss(0, 1)
+    np.random.normal(size=700)
+    torch.randn(700)
+    torch.rand(700, generator=setup.state["masks"])
+    setup.state["rows"].integers(5, size=9, dtype=np.int32)
+
+
 def marks(setup: Any) -> dict[str, Any]:
     """Digest a setup and the global generators, part by part; also which objects it is made of."""
     found: dict[str, Any] = {}
@@ -244,7 +254,7 @@ def marks(setup: Any) -> dict[str, Any]:
         found[name] = digest.hexdigest()
     named = [*setup.model.named_parameters(), *setup.model.named_buffers()]
     found["objects"] = [id(tensor) for _, tensor in named] + [id(value) for value in vars(setup).values()]
-    found["python rng"] = hash(random.getstate())
+    found["python rng"] = repr(random.getstate())
     return found
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -173,10 +174,10 @@ def _forged(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
 
 
-def _setup() -> TrainingSetup:
+def _setup(**state: Any) -> TrainingSetup:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return TrainingSetup(model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3))
+    return TrainingSetup(model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3), state=state)
 
 
 def test_a_refused_scheduler_keeps_no_attribute_of_the_file(tmp_path):
@@ -218,16 +219,60 @@ def test_a_training_state_in_another_mapping_is_loaded(tag, tmp_path):
     [
         ({"$float": "00"}, "its state cannot be rebuilt (a float of 1 bytes)"),
         ({"$numpy_scalar": {"dtype": "<U1", "bytes": "ffffffff"}}, "a numpy scalar of its state is no text"),
+        ({"$set": [{"$tensor": "w"}]}, "the tensor 'w' is a key or the member of a set"),
+        ({"$counter": [[{"$tuple": [{"$tensor": "w"}]}, 1]]}, "the tensor 'w' is a key or the member of a set"),
     ],
 )
-def test_values_that_are_none_are_faults_of_the_file(node, fault, tmp_path):
-    """A float of another length, and a character that Unicode does not have."""
+def test_values_that_no_state_has_are_faults_of_the_file(node, fault, tmp_path):
+    """A float of another length, a character that Unicode does not have, a tensor as a key."""
     path = tmp_path / "state"
-    write_state(path, {"a": 1}, durable=False)
+    write_state(path, {"a": 1, "w": torch.ones(1)}, durable=False)
     _forged(path, lambda meta: meta["state"].update(a=node))
     with pytest.raises(StateFileError) as caught:
         StateFile(path)
     assert str(caught.value) == f"{path} is damaged: {fault}"
+
+
+def test_a_view_of_a_dtype_that_no_file_holds_is_refused(tmp_path):
+    """Quantized numbers lack their scale, others no operation knows."""
+    path = tmp_path / "state"
+    whole = torch.zeros(4, dtype=torch.uint8)
+    write_state(path, [whole, whole[1:]], durable=False)
+    _forged(path, lambda meta: meta["views"][0].update(dtype="quint8"))
+    with pytest.raises(StateFileError) as caught:
+        StateFile(path)
+    assert str(caught.value) == f"{path} is damaged: view 0 is one of '0' as 'quint8'"
+
+
+def _python_spare(tree: dict[str, Any]) -> None:
+    tree["rng"]["python"]["$tuple"][2] = "x"
+
+
+def _numpy_place(tree: dict[str, Any]) -> None:
+    tree["rng"]["numpy"]["state"]["pos"] = 10**6
+
+
+def _philox_place(tree: dict[str, Any]) -> None:
+    tree["generators"]["state['rows']"]["buffer_pos"] = -1
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (_python_spare, "rng of python cannot be set (the spare normal number is a str)"),
+        (_numpy_place, "rng of numpy cannot be set (pos is 1000000, outside of 0 to 624)"),
+        (_philox_place, "the generator state['rows'] cannot be set (buffer_pos is -1, outside of 0 to 4)"),
+    ],
+)
+def test_generators_that_would_draw_from_elsewhere_are_refused(change, fault, tmp_path):
+    """Python and numpy take such states without a word, and fail or read foreign memory when they draw."""
+    path = tmp_path / "state"
+    setup = _setup(rows=np.random.Generator(np.random.Philox(0)))
+    save_training_state(setup, path)
+    _forged(path, lambda meta: change(meta["state"]))
+    with pytest.raises(ValueError) as caught:
+        load_training_state(setup, path)
+    assert str(caught.value) == f"{path} does not fit the setup, which is as it was:\n  {fault}"
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "model.safetensors.index.json", "../model.safetensors"])

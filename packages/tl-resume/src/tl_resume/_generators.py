@@ -118,11 +118,26 @@ def _try(generator: Any, state: Any) -> list[str]:
         if isinstance(generator, torch.Generator) and not isinstance(state, torch.Tensor):
             return ["is no tensor"]
         set_generator_state(generator, state)
+        _check_place(generator)
     except Exception as error:  # noqa: BLE001  a state of another kind makes each of them raise as it likes
         return [f"cannot be set ({str(error).splitlines()[0][:200] if str(error) else type(error).__name__})"]
     finally:
         set_generator_state(generator, before)
     return []
+
+
+def _check_place(generator: Any) -> None:
+    """Check what the generators let through: numpy's would draw from memory that is not theirs."""
+    if isinstance(generator, random.Random):
+        spare = generator.getstate()[2]
+        if spare is not None and type(spare) is not float:
+            raise TypeError(f"the spare normal number is a {type(spare).__name__}")
+        return
+    state = {} if isinstance(generator, torch.Generator) else generator_state(generator)
+    inner = state.get("state")
+    for held, name, most in ((inner, "pos", 624), (state, "buffer_pos", 4)):
+        if isinstance(held, dict) and not 0 <= held.get(name, 0) <= most:
+            raise ValueError(f"{name} is {held[name]}, outside of 0 to {most}")
 
 
 def check_generator(name: str, generator: Any, state: Any) -> list[str]:

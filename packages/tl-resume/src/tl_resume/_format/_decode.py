@@ -40,6 +40,7 @@ class Decoder:
     def __init__(self, parsed: Parsed, path: Any, resolve: Callable[[TensorEntry], Any], *, sparse: bool) -> None:
         self._parsed, self._path, self._resolve, self._sparse = parsed, path, resolve, sparse
         self._made: dict[TensorEntry | int, Any] = {}
+        self._in_key = False
         self.used: set[str] = {view.name for view in parsed.views}
 
     def state(self, *keys: Any) -> Any:
@@ -91,15 +92,21 @@ class Decoder:
             return {key: self._decode(item, depth + 1) for key, item in node.items()}
         return self._typed(tag, node[tag], depth)
 
-    def _items(self, nodes: Any, depth: int) -> list[Any]:
+    def _items(self, nodes: Any, depth: int, decode: Callable[[Any, int], Any] | None = None) -> list[Any]:
         if not isinstance(nodes, list):
             raise self._fail("a container of its state is no list")
-        return [self._decode(item, depth + 1) for item in nodes]
+        return [(decode or self._decode)(item, depth + 1) for item in nodes]
+
+    def _key(self, node: Any, depth: int) -> Any:
+        outer, self._in_key = self._in_key, True
+        key = self._decode(node, depth)
+        self._in_key = outer
+        return key
 
     def _pairs(self, nodes: Any, depth: int) -> list[tuple[Any, Any]]:
         if not isinstance(nodes, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in nodes):
             raise self._fail("a mapping of its state is no list of pairs")
-        pairs = [(self._decode(key, depth + 1), self._decode(item, depth + 1)) for key, item in nodes]
+        pairs = [(self._key(key, depth + 1), self._decode(item, depth + 1)) for key, item in nodes]
         if len(dict(pairs)) < len(pairs):
             raise self._fail("a mapping of its state has a key twice")
         return pairs
@@ -124,7 +131,9 @@ class Decoder:
             if limit is not None and (type(limit) is not int or limit < len(items)):
                 raise self._fail("a deque of its state is longer than it may be")
             return deque(items, limit)
-        if tag in ("$tuple", "$set", "$frozenset", "$range", "$slice", "$complex"):
+        if tag in ("$set", "$frozenset"):
+            return self._collection(tag, self._items(node, depth, self._key))
+        if tag in ("$tuple", "$range", "$slice", "$complex"):
             return self._collection(tag, self._items(node, depth))
         if tag == "$size":
             return torch.Size(numbers(node, f"{self._path} is damaged: a size of its state is"))
@@ -168,6 +177,8 @@ class Decoder:
         return self._object(index, self._parsed.views[index])
 
     def _object(self, key: Any, entry: TensorEntry) -> Any:
+        if self._in_key:
+            raise self._fail(f"the tensor {entry.name!r:.80} is a key or the member of a set")
         if key not in self._made:
             self._made[key] = self._resolve(entry)
         return self._made[key]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import xxhash
 
-from tl_resume._format._dtypes import AS_REAL, DTYPES, FROM_FILE, file_form
+from tl_resume._format._dtypes import AS_REAL, DTYPES, FROM_FILE, file_form, is_supported
 from tl_resume._format._entry import TensorEntry, contiguous_strides, is_dense
 from tl_resume._format._errors import StateFileError
 from tl_resume._format._storage import Plan, Stored, real_bytes
@@ -250,7 +250,7 @@ def _read_views(views: Any, parsed: Parsed, path: Any) -> None:
             raise StateFileError(f"{where} is not described by tensor, dtype, shape, strides and offset")
         base = parsed.tensors.get(view["tensor"]) if isinstance(view["tensor"], str) else None
         dtype = DTYPES.get(view["dtype"]) if isinstance(view["dtype"], str) else None
-        if base is None or dtype is None:
+        if base is None or dtype is None or not is_supported(dtype):
             raise StateFileError(f"{where} is one of {_short(view['tensor'])} as {_short(view['dtype'])}")
         shape = numbers(view["shape"], f"{where} has the shape")
         strides = numbers(view["strides"], f"{where} has the strides")
