@@ -18,7 +18,7 @@ MESSAGE = """\
 one
   cause: training changes it, and the checkpoint does not carry it: it lies in a place outside of the setup, which \
 no state_dict() covers
-  fix: save seen (closure of step) in the checkpoint and set it in load(), or move it into the setup"""
+  fix: save seen in the checkpoint and set it in load(), or move it into the setup"""
 
 
 def make_setup() -> TrainingSetup:

@@ -15,10 +15,11 @@ Y = X.sum(dim=1, keepdim=True)
 
 MESSAGE = """\
 [resume-diverges] the runs part at step 4: loss 3.3604 resumed, 0.672081 without interruption; right after loading, \
-everything that was compared is as saved: the model's weights, the param_groups of optimizer 'optimizer', the state \
-of optimizer 'optimizer' and the modes of the modules, and the generators that the loop draws from; in step 4, all \
-modules give the same outputs: the difference comes after the forward pass; loaded into a setup that was trained up \
-to step 4, the checkpoint gives the uninterrupted run: what is lost is something that a fresh setup does not have
+everything that was compared is as saved: the model's weights, requires_grad of the parameters, the param_groups of \
+optimizer 'optimizer', the state of optimizer 'optimizer' and the modes of the modules, and the generators that the \
+loop draws from; in step 4, all modules give the same outputs: the difference comes after the forward pass; loaded \
+into a setup that was trained up to step 4, the checkpoint gives the uninterrupted run: what is lost is something \
+that a fresh setup does not have
   cause: not established; left open: setup.weights (a generator), files that the loop reads, nondeterministic \
 operations
   fix: look at what the step reads that neither the setup nor the step's own code shows"""

@@ -13,9 +13,10 @@ X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
 Y = X.sum(dim=1, keepdim=True)
 
 MESSAGE = """\
-[unsaved-attribute] not restored, and without effect in this run: setup.num_examples 32 when saved, 0 after loading
-  cause: a history, a cache or a counter that only the loop's output shows; it starts anew after a resume
-  fix: save it if it should go on"""
+[unsaved-attribute] not restored, and no effect of it was seen in 8 steps: setup.num_examples 32 when saved, 0 after \
+loading
+  cause: left open: a history, a cache or a counter for output may start anew; what training comes to use, not
+  fix: save it if training uses it"""
 
 
 def make_setup() -> TrainingSetup:

@@ -9,6 +9,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from tl_resume._check._loop import Loop, Session
 from tl_resume._check._runs import ResumedRun, resumed
 from tl_resume._check._store import Store
 from tl_telemetry import StateCapture
+
+
+_GUARD = 'call the check below `if __name__ == "__main__":`, which a spawned process leaves out'
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,11 @@ def check_importable(**functions: Callable[..., Any] | None) -> dict[str, Functi
         functions: by the names of the arguments; those that are None are left out.
 
     Raises:
-        ValueError: one is no plain function or class of an importable module.
+        ValueError: one is no plain function or class of an importable module, or this is the script that a spawned
+            process imports.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ValueError(f"fresh_process=True starts a process that imports this script anew: {_GUARD}")
     return {argument: _named(value, argument) for argument, value in functions.items() if value is not None}
 
 
@@ -123,6 +130,7 @@ def resumed_elsewhere(
 
     Raises:
         ValueError: a batch cannot be sent to another process.
+        RuntimeError: the process ended before it was done.
     """
     loop = session.loop
     task = _Task(
@@ -143,7 +151,13 @@ def resumed_elsewhere(
     except Exception as error:  # noqa: BLE001  a batch of the person's own class may refuse in any way
         raise ValueError(f"fresh_process=True needs batches that can be sent to a process: {error}") from None
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        run = pool.submit(_run, task).result()
+        try:
+            run = pool.submit(_run, task).result()
+        except BrokenProcessPool:
+            raise RuntimeError(
+                "fresh_process=True: the process that resumes ended before it was done (killed, crashed or without "
+                f"memory; what it printed says more). If this is a script: {_GUARD}"
+            ) from None
     session.cost += (loop.steps - resume_at) / loop.steps
     return run
 
