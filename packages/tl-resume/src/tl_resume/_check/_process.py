@@ -22,7 +22,6 @@ from tl_resume._check._runs import ResumedRun, resumed
 from tl_resume._check._store import Store
 from tl_telemetry import StateCapture
 
-
 _GUARD = 'call the check below `if __name__ == "__main__":`, which a spawned process leaves out'
 
 
