@@ -175,7 +175,9 @@ class Evidence:
         average = difference.tensor is not None and getattr(difference.a, "shape", ()) in self.weight_shapes
         if piece.kind not in kinds and not (piece.kind == "attribute" and average):
             return False
-        lost = any(d.piece == piece and path[: len(d.path)] == d.path for d in self.differences)
+        # what save() changed is judged by itself too
+        judged = (*self.differences, *self.save.changed)
+        lost = any(d.piece == piece and path[: len(d.path)] == d.path for d in judged)
         return not lost and (piece, path) not in self.unsteady
 
     @cached_property
