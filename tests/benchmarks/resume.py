@@ -30,12 +30,10 @@ from tl_resume import (
     diff_states,
     load_training_state,
     save_training_state,
-    training_state,
 )
 
 WIDTH = 2048
 NUM_ROUNDS = 5
-Way = Callable[[], Any]
 
 
 def model_of(gigabytes: float) -> nn.Module:
@@ -82,16 +80,24 @@ class Row:
         return [line.rstrip() for line in written]
 
 
-def take_turns(name: str, ways: dict[str, Way], bars: dict[str, str], device: torch.device, rounds: int) -> Row:
-    """Time each way once a round."""
+def take_turns(
+    name: str,
+    ways: dict[str, Callable[..., Any]],
+    bars: dict[str, str],
+    device: torch.device,
+    rounds: int,
+    prepare: Callable[[], tuple[Any, ...]] = tuple,
+) -> Row:
+    """Time each way once a round; what ``prepare`` returns is made before, untimed, and handed to it."""
     times: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, run in ways.items():
+            given = prepare()
             gc.collect()
             os.sync()  # what an earlier way left to be written is not this one's
             _wait(device)
             start = perf_counter()
-            run()
+            run(*given)
             _wait(device)
             times[way].append(perf_counter() - start)
     return Row(name, times, bars)
@@ -103,7 +109,7 @@ def saving(setup: TrainingSetup, folder: Path, device: torch.device, rounds: int
     size = sum(p.numel() * p.element_size() for p in setup.model.parameters()) * 3
 
     def torch_save() -> None:
-        torch.save(training_state(setup), theirs)
+        torch.save({"model": setup.model.state_dict(), "adam": setup.optimizer.state_dict()}, theirs)
         _sync(theirs)
 
     def dd() -> None:
@@ -119,26 +125,36 @@ def saving(setup: TrainingSetup, folder: Path, device: torch.device, rounds: int
     return row
 
 
-def loading(setup: TrainingSetup, folder: Path, device: torch.device, rounds: int) -> Row:
-    """Load into the live setup: ours with all digests checked, torch.load(mmap=True) with the copies."""
-    live = _tensors(training_state(setup))
+def loading(gigabytes: float, folder: Path, device: torch.device, rounds: int) -> Row:
+    """Load into a fresh setup: ours with all digests checked, torch.load(mmap=True) with copies of what it maps."""
     for name in ("ours", "theirs"):  # both from the page cache, whichever way they were written
         (folder / name).read_bytes()
 
-    def torch_load() -> None:
+    def fresh() -> tuple[TrainingSetup]:
+        model = model_of(gigabytes).to(device)
+        return (TrainingSetup(model, torch.optim.Adam(model.parameters(), lr=1e-4)),)
+
+    def ours(setup: TrainingSetup) -> None:
+        load_training_state(setup, folder / "ours")
+
+    def theirs(setup: TrainingSetup) -> None:
         state = torch.load(folder / "theirs", mmap=True, weights_only=False, map_location="cpu")
-        with torch.no_grad():
-            for target, source in zip(live, _tensors(state), strict=True):
-                target.copy_(source)
+        setup.model.load_state_dict(state["model"])
+        # load_state_dict keeps what is on the right device as it is: mapped from the file
+        moments = {
+            index: {key: _own(value) for key, value in entry.items()} for index, entry in state["adam"]["state"].items()
+        }
+        setup.optimizer.load_state_dict({**state["adam"], "state": moments})
 
-    ways = {
-        "load_training_state": lambda: load_training_state(setup, folder / "ours"),
-        "torch.load(mmap) + copies": torch_load,
-    }
-    return take_turns("load", ways, {"torch.load(mmap) + copies": "<= 1.11"}, device, rounds)
+    ways = {"load_training_state": ours, "torch.load(mmap) + copies": theirs}
+    return take_turns("load", ways, {"torch.load(mmap) + copies": "<= 1.11"}, device, rounds, fresh)
 
 
-def comparing(setup: TrainingSetup, folder: Path, device: torch.device, rounds: int) -> Row:
+def _own(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def comparing(folder: Path, device: torch.device, rounds: int) -> Row:
     """Compare two equal files: ours, cmp."""
     one, other = folder / "ours", folder / "copy"
     shutil.copy(one, other)
@@ -218,13 +234,6 @@ def checking(gigabytes: float, device: torch.device, *, lose: bool) -> CheckCost
     return CheckCost(runs, seconds, _peak(device) / plain_peak if plain_peak else None)
 
 
-def _tensors(state: Any) -> list[Tensor]:
-    if isinstance(state, Tensor):
-        return [state]
-    items = state.values() if isinstance(state, dict) else state if isinstance(state, (list, tuple)) else ()
-    return [tensor for item in items for tensor in _tensors(item)]
-
-
 def _sync(path: Path) -> None:
     for place in (path, path.parent):
         descriptor = os.open(place, os.O_RDONLY)
@@ -261,9 +270,11 @@ def main() -> None:
     print(f"{'':<12}  {'way':<30}  {'median s':>8}  {'range':>12}  {'ratio':>6}  bar")
     with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
         setup = stepped(size, device)
-        for measure in (saving, loading, comparing):
-            print("\n".join(measure(setup, Path(made), device, arguments.rounds).lines()), flush=True)
-    del setup
+        folder, rounds = Path(made), arguments.rounds
+        print("\n".join(saving(setup, folder, device, rounds).lines()), flush=True)
+        del setup
+        print("\n".join(loading(size, folder, device, rounds).lines()), flush=True)
+        print("\n".join(comparing(folder, device, rounds).lines()), flush=True)
     gc.collect()
     for title, lose in (("all restored", False), ("optimizer lost", True)):
         cost = checking(size, device, lose=lose)
