@@ -158,6 +158,8 @@ def test_generators_cannot_be_copied():
     fresh = holding(None)
     put_back(capture, fresh, [HELD])
     assert fresh.held == {}
+    left = [d.shown_a for d in compare_captures(capture, capture_state(fresh)) if d.piece == HELD]
+    assert left == ["a generator at an unknown place", "a zip at an unknown place", "a chain at an unknown place"]
 
 
 @pytest.mark.parametrize("num_workers", [0])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import threading
 
+import numpy
+import pytest
 import torch
 from torch import nn
 
@@ -310,3 +312,52 @@ def test_unknown_pieces_are_left_alone():
     capture = capture_state(setup)
     put_back(capture, setup, [Piece("scheduler", "none"), Piece("optimizer state", "other"), Piece("scaler")])
     assert compare_captures(capture, capture_state(setup)) == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [torch.ones, numpy.ones, lambda n: [n], lambda n: torch.Generator().manual_seed(n), lambda n: (n, [n])],
+    ids=["tensor", "array", "list", "generator", "tuple"],
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_what_another_entry_refers_to_is_one_thing(kind, there):
+    """An entry of state that refers to a later one is put back first, and both are one thing afterwards."""
+
+    def build(number, held):
+        return make(state={"first": {"of": held, "n": number}, "second": held})
+
+    capture = capture_state(build(1, kind(1)))
+    fresh = build(2, kind(1) if there else None)
+    put_back(capture, fresh, [Piece("state", "second"), Piece("state", "first")])
+    assert fresh.state["first"]["n"] == 1
+    assert fresh.state["first"]["of"] is fresh.state["second"]
+    other = build(3, None)
+    put_back(capture, other, [Piece("state", "first"), Piece("state", "second")])
+    assert other.state["first"]["of"] is other.state["second"]
+    assert [d for d in compare_captures(capture, capture_state(other)) if d.piece.kind == "state"] == []
+
+
+def test_rings_of_other_lengths_look_the_same():
+    """The comparison of two structures that contain themselves in other ways ends."""
+
+    def ring(length):
+        nodes = [Box(number=1) for _ in range(length)]
+        for index, node in enumerate(nodes):
+            node.next = nodes[index - 1]
+        return nodes[0]
+
+    two, four = capture_outside({"ring": ring(2)}), capture_outside({"ring": ring(4)})
+    assert compare_captures(two, four) == []
+    broken = ring(3)
+    broken.next.number = 2
+    assert compare_captures(two, capture_outside({"ring": broken})) != []
+
+
+def test_a_part_of_the_model_in_words():
+    """A reference to a module of the model differs from nothing, and is said by the module's name."""
+    setup = make(model=nn.Sequential(nn.Linear(1, 1)))
+    setup.held = {"layer": setup.model[0]}
+    before = capture_state(setup)
+    setup.held["layer"] = None
+    (difference,) = compare_captures(before, capture_state(setup))
+    assert (difference.shown_a, difference.shown_b) == ("model.0", "None")

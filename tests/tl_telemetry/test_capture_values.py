@@ -1,4 +1,4 @@
-"""What a capture holds of tensors, arrays, numbers and generators: it sees a change, and puts the value back, here and in a fresh setup."""
+"""What a capture holds of tensors, arrays, numbers and generators: it sees a change, and puts the value back."""
 
 from __future__ import annotations
 
