@@ -139,7 +139,7 @@ class Targets:
     def load(self, file: Damaged) -> str:
         """Load a training state: an error and the setup as it was, or the content of the file."""
         put_rng_back(self._rng)
-        kept = self._setup(file.seed)
+        kept = self._setups.pop(file.seed, None) or _kept(build_setup(file.seed))  # back only if it is as it was
         setup, before = kept["setup"], kept["marks"]
         ended, _ = rejection(file.path, lambda: load_training_state(setup, file.path))
         after = marks(setup)
@@ -148,11 +148,9 @@ class Targets:
             if not changed and ("could not be restored" in ended or not file.number % CAPTURES):
                 changed = [str(each) for each in compare_captures(kept["capture"], capture_state(setup))]
             if changed:
-                del self._setups[file.seed]
-                put_rng_back(self._rng)
                 raise BrokenPromiseError(f"the setup was changed by a file that was refused ({ended:.300}): {changed}")
+            self._setups[file.seed] = kept
             return ended
-        del self._setups[file.seed]
         del after["objects"]
         if not file.sealed and after != self._once(("load", file.seed), lambda: self._marks_of_whole(file)):
             raise BrokenPromiseError("a damaged file was loaded, and its content is another")
@@ -208,20 +206,14 @@ class Targets:
             raise BrokenPromiseError("a damaged file was verified as intact")
         return f"{command[0]} ended with {status}"
 
-    def _setup(self, seed: str) -> dict[str, Any]:
-        if seed not in self._setups:
-            setup = build_setup(seed)
-            self._setups[seed] = {
-                "setup": setup,
-                "marks": marks(setup),
-                "capture": capture_state(setup),
-            }
-        return self._setups[seed]
-
     def _once(self, key: Any, compute: Callable[[], Any]) -> Any:
         if key not in self._known:
             self._known[key] = compute()
         return self._known[key]
+
+
+def _kept(setup: Any) -> dict[str, Any]:
+    return {"setup": setup, "marks": marks(setup), "capture": capture_state(setup)}
 
 
 def take_rng() -> tuple[Any, ...]:

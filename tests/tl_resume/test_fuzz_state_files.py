@@ -174,6 +174,16 @@ def _forged(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
 
 
+class Ema:
+    """An object with a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
 def _setup(**state: Any) -> TrainingSetup:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -219,18 +229,45 @@ def test_a_training_state_in_another_mapping_is_loaded(tag, tmp_path):
     [
         ({"$float": "00"}, "its state cannot be rebuilt (a float of 1 bytes)"),
         ({"$numpy_scalar": {"dtype": "<U1", "bytes": "ffffffff"}}, "a numpy scalar of its state is no text"),
+        ({"$int": hex(10**5000)}, "its state cannot be rebuilt (an int of 16,610 bits)"),
         ({"$set": [{"$tensor": "w"}]}, "the tensor 'w' is a key or the member of a set"),
         ({"$counter": [[{"$tuple": [{"$tensor": "w"}]}, 1]]}, "the tensor 'w' is a key or the member of a set"),
     ],
 )
 def test_values_that_no_state_has_are_faults_of_the_file(node, fault, tmp_path):
-    """A float of another length, a character that Unicode does not have, a tensor as a key."""
+    """A float of another length, a character beyond Unicode, a number that no message can hold, a tensor as a key."""
     path = tmp_path / "state"
     write_state(path, {"a": 1, "w": torch.ones(1)}, durable=False)
     _forged(path, lambda meta: meta["state"].update(a=node))
     with pytest.raises(StateFileError) as caught:
         StateFile(path)
     assert str(caught.value) == f"{path} is damaged: {fault}"
+
+
+@pytest.mark.parametrize(
+    ("state", "place"), [({"a": 10**5000}, "state['a']"), ({10**5000: 1}, "the key a huge number of state")]
+)
+def test_ints_that_cannot_be_written_out_are_not_saved(state, place, tmp_path):
+    """Python refuses to write them in decimal, wherever they would be shown."""
+    with pytest.raises(TypeError) as caught:
+        write_state(tmp_path / "state", state)
+    assert str(caught.value) == (
+        f"{place} is an int of 16,610 bits, more than the 14,000 that can be saved: "
+        "keep the bytes of value.to_bytes() instead"
+    )
+
+
+@pytest.mark.parametrize("name", ["state", "step_index", "optimizer", "load", "__class__"])
+def test_an_attribute_cannot_take_the_place_of_a_part_of_the_setup(name, tmp_path):
+    """Nor that of an object which the setup has under another name."""
+    path = tmp_path / "state"
+    setup = _setup(ema=Ema())
+    setup.load = setup.state["ema"]
+    save_training_state(setup, path)
+    _forged(path, lambda meta: meta["state"]["attributes"].update({name: "x"}))
+    with pytest.raises(ValueError) as caught:
+        load_training_state(setup, path)
+    assert str(caught.value) == f"{path} does not fit the setup, which is as it was:\n  attributes: unexpected {name}"
 
 
 def test_a_view_of_a_dtype_that_no_file_holds_is_refused(tmp_path):

@@ -203,14 +203,22 @@ def _entries(setup: TrainingSetup, saved: dict[str, Any]) -> list[str]:
         if missing := [name for name in mine if name not in saved[section]]:
             problems.append(f"missing {', '.join(missing)}")
         stateful = {name for name in saved[section] if write.format(name) in saved["classes"]}
-        if lost := [name for name in stateful if name not in mine]:
-            problems.append(f"unexpected {', '.join(sorted(lost))}")
+        lost = {name for name in stateful if name not in mine}
+        if section == "attributes":
+            lost |= {name for name in saved[section] if name not in live and _is_taken(setup, name)}
+        if lost:
+            problems.append(f"unexpected {', '.join(sorted(map(str, lost)))}")
         lines.append(_line(section, problems))
         for name, value in mine.items():
             if name in saved[section]:
                 problems = _entry(value, saved[section][name], name in stateful)
                 lines.append(_line(write.format(name), problems))
     return lines
+
+
+def _is_taken(setup: TrainingSetup, name: Any) -> bool:
+    """Tell whether no attribute can be set under a name without losing what is there: ``model``, ``state``, ..."""
+    return not isinstance(name, str) or name in vars(setup) or hasattr(TrainingSetup, name)
 
 
 def _entry(value: Any, saved: Any, was_stateful: bool) -> list[str]:

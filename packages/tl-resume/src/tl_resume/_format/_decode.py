@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tl_resume._format._dtypes import DTYPES
-from tl_resume._format._encode import FACTORIES, MAX_DEPTH
+from tl_resume._format._encode import FACTORIES, MAX_DEPTH, MAX_INT_BITS
 from tl_resume._format._entry import TensorEntry
 from tl_resume._format._errors import StateFileError
 from tl_resume._format._header import Parsed, count, numbers
@@ -262,7 +262,10 @@ def _numpy_scalar(node: Any, path: Any) -> Any:
 
 
 def _int(node: str) -> int:
-    return int(node, 16)
+    value = int(node, 16)
+    if value.bit_length() > MAX_INT_BITS:
+        raise ValueError(f"an int of {value.bit_length():,} bits")
+    return value
 
 
 def _float(node: str) -> float:

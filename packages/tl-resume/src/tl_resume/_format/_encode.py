@@ -25,6 +25,8 @@ FACTORIES: dict[Any, str | None] = {
     None: None,
     **{kind: kind.__name__ for kind in (bool, dict, float, int, list, set, str, tuple)},
 }
+# Longer ones Python does not write in decimal (4300 digits at most), nor could a message.
+MAX_INT_BITS = 14_000
 _INT_BITS = 63  # longer ints are written in hexadecimal, which no reader limits in length or precision
 _SPARSE = {
     torch.sparse_csr: "csr",
@@ -64,7 +66,10 @@ class _Path:
 
 
 def _short(key: Any) -> str:
-    text = repr(key)
+    try:
+        text = repr(key)
+    except ValueError:  # an int with more digits than python writes
+        text = "a huge number"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -72,6 +77,15 @@ def _a(value: Any) -> str:
     kind = type(value)
     place = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return f"a {place}{kind.__qualname__}"
+
+
+def _hex(value: int, path: _Path) -> str:
+    if value.bit_length() > MAX_INT_BITS:
+        raise TypeError(
+            f"{path.shown} is an int of {value.bit_length():,} bits, more than the {MAX_INT_BITS:,} that can be saved: "
+            "keep the bytes of value.to_bytes() instead"
+        )
+    return hex(value)
 
 
 class _Encoder:
@@ -92,7 +106,7 @@ class _Encoder:
         if value is None or kind is bool:
             return value
         if kind is int:
-            return value if value.bit_length() <= _INT_BITS else {"$int": hex(value)}
+            return value if value.bit_length() <= _INT_BITS else {"$int": _hex(value, path)}
         if kind is float:
             return value if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
         if kind is str:
