@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tl_resume._fit import has_named_groups
-from tl_resume._format import StateFile, TensorEntry
+from tl_resume._format import NUM_THREADS, StateFile, TensorEntry
 from tl_resume._state import parameters_by_index
 from tl_resume._undo import Journal
 
@@ -33,10 +34,13 @@ def restore_optimizer(
         journal.load(optimizer, file.part(*keys))
         return
     index_of = {names[id(tensor)]: index for index, tensor in by_index.items()}
-    states: dict[Any, Any] = {}
-    for name in saved["state"]:
+
+    def read(name: Any) -> tuple[Any, Any]:
         parameter = by_index.get(index_of.get(name, -1))
-        states[index_of.get(name, name)] = file.part(*keys, "state", name, device=partial(_device, parameter))
+        return index_of.get(name, name), file.part(*keys, "state", name, device=partial(_device, parameter))
+
+    with ThreadPoolExecutor(NUM_THREADS, "tl-resume-read") as pool:  # to make new tensors takes as long as to read
+        states: dict[Any, Any] = dict(pool.map(read, saved["state"]))
     groups = []
     for group, live in zip(file.part(*keys, "param_groups"), current["param_groups"], strict=True):
         loaded = {**group, "params": live["params"]}

@@ -41,7 +41,9 @@ def title(piece: Piece) -> str:
 def place(difference: StateDifference) -> str:
     """Name the place of a difference as the person would write it."""
     piece, path = difference.piece, difference.path
-    if piece.kind in ("weights", "gradients", "trainable", "modes", "optimizer state"):
+    if piece.kind == "gradients":
+        return f"the gradient of {below(difference)}"
+    if piece.kind in ("weights", "trainable", "modes", "optimizer state"):
         return below(difference)
     if piece.kind == "module attributes":
         return ".".join(["setup.model", *(str(part) for part in path if part != "")])

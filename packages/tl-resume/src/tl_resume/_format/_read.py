@@ -203,7 +203,7 @@ class StateFile:
         """
         entries = [self.tensors[name] for name in (self.tensors if names is None else names)]
         wrong = []
-        with ThreadPoolExecutor(_THREADS, "tl-resume-verify") as pool:
+        with ThreadPoolExecutor(NUM_THREADS, "tl-resume-verify") as pool:
             digests = pool.map(lambda entry: self._digest(entry, None), entries)
             for entry, digest in zip(entries, digests, strict=True):
                 if digest != entry.digest:
@@ -215,8 +215,8 @@ class StateFile:
         if not verify and into.nbytes < _PARALLEL_BYTES:
             self._fill(self._begin(entry), into)
         elif not verify:
-            begin, step = self._begin(entry), -(-into.nbytes // _THREADS)
-            with ThreadPoolExecutor(_THREADS, "tl-resume-read") as pool:
+            begin, step = self._begin(entry), -(-into.nbytes // NUM_THREADS)
+            with ThreadPoolExecutor(NUM_THREADS, "tl-resume-read") as pool:
                 parts = range(0, into.nbytes, step)
                 for _ in pool.map(lambda first: self._fill(begin + first, into[first : first + step]), parts):
                     pass  # raises what a part raised
@@ -286,7 +286,7 @@ class StateFile:
             begin, into = begin + got, into[got:]
 
 
-_THREADS = min(4, os.cpu_count() or 1)
+NUM_THREADS = min(4, os.cpu_count() or 1)
 _PARALLEL_BYTES = 16 << 20  # below, starting threads costs more than they gain
 _VERIFY_BYTES = 1 << 20  # fits the cache, so that the digest reads there what was just copied
 

@@ -67,6 +67,15 @@ class StateDifference:
     b: Node | None
     tensor: TensorDifference | None = None
 
+    def __str__(self) -> str:
+        place = ".".join(map(str, (self.piece.kind, self.piece.name, *self.path))).replace("..", ".")
+        if self.tensor is None:
+            return f"{place}: {self.shown_a} against {self.shown_b}"
+        return f"{place}: {self.tensor.num_different} of {self.tensor.num_elements} elements"
+
+    def __repr__(self) -> str:
+        return f"<StateDifference {self}>"
+
     @property
     def kind(self) -> str:
         """What lies there: ``"tensor"``, ``"generator"``, ``"iterator"``, ``"number"``, ``"value"`` or ``"other"``."""

@@ -8,6 +8,7 @@ from tl_core import Finding
 from tl_resume._check._evidence import Evidence
 from tl_resume._check._rules.data import is_position
 from tl_resume._check._words import established, place, title, values
+from tl_resume._files import save_training_state
 from tl_telemetry import Piece, StateDifference
 
 
@@ -42,7 +43,7 @@ def unsaved(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 "unsaved-attribute",
                 f"not restored, and no effect of it was seen in {evidence.loop.steps} steps: {values(silent)}",
-                "left open: a history, a cache or a counter for output may start anew; what training comes to use, not",
+                "left open; a history, a cache or a counter for output may start anew, what training comes to use may not",
                 "save it if training uses it",
                 evidence={"piece": title(piece)},
             )
@@ -97,7 +98,7 @@ def _finding(evidence: Evidence, piece: Piece, rule: str, differences: list[Stat
         rule,
         values(differences) + effect,
         f"training changes it, and the checkpoint does not carry it: it lies in {where}, which no state_dict() covers",
-        _fix(piece, differences),
+        _fix(evidence, piece, differences),
         steps=(found.step,),
         evidence={"is_cause": True, "piece": title(piece), "effect": effect},
     )
@@ -120,13 +121,13 @@ def _without_effect(evidence: Evidence, piece: Piece, differences: list[StateDif
         "attribute-not-restored",
         f"{values(differences)}{still}{uses}",
         "training changes it, and the checkpoint does not carry it; there was no effect on the losses yet",
-        _fix(piece, differences),
+        _fix(evidence, piece, differences),
         steps=(evidence.resume_at,),
         evidence={"is_cause": False, "piece": title(piece)},
     )
 
 
-def _fix(piece: Piece, differences: list[StateDifference]) -> str:
+def _fix(evidence: Evidence, piece: Piece, differences: list[StateDifference]) -> str:
     name = place(differences[0]).partition(" (")[0]
     if len(differences) > 1 or len(differences[0].path) > 1:  # the object, not its inside
         name = title(piece).partition("'s own object (")[-1].removesuffix(")") or title(piece)
@@ -134,4 +135,9 @@ def _fix(piece: Piece, differences: list[StateDifference]) -> str:
         return f"save {name.partition(' (')[0]} in the checkpoint and set it in load(), or move it into the setup"
     if piece.kind == "module attributes":
         return f"save {place(differences[0])} in the checkpoint, or make a buffer of it, which state_dict() carries"
+    if evidence.loop.save is save_training_state:
+        return (
+            f"give {title(piece)} state_dict() and load_state_dict(), or keep plain data in the setup: "
+            "save_training_state() carries both"
+        )
     return f"save {name} in the checkpoint and set it again in load()"

@@ -24,6 +24,8 @@ def changes_training(evidence: Evidence) -> Iterator[Finding]:
     mattering = {p: d for p, d in changed.items() if p.kind not in _HARMLESS or p in drawn}
     mattering = {p: [d for d in ds if _matters(evidence, d)] for p, ds in mattering.items()}
     mattering = {p: ds for p, ds in mattering.items() if ds}
+    if Piece("weights") in mattering:  # a conversion takes the gradients along
+        mattering.pop(Piece("gradients"), None)
     if not mattering:
         if parts is not None and not changed:
             yield Finding(

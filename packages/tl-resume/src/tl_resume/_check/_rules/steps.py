@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence
+from tl_resume._check._runs import whole_number
 from tl_resume._check._words import parting
 
 
@@ -30,10 +31,11 @@ def not_restored(evidence: Evidence) -> Iterator[Finding]:
     if not evidence.loop.restores_step:
         return
     returned, index = evidence.resumed.returned, evidence.resumed.step_index
-    told = returned if isinstance(returned, int) and not isinstance(returned, bool) else index
+    given = whole_number(returned)
+    told = index if given is None else given
     if told == evidence.resume_at:
         return
-    how = f"load() returned {returned!r}" if told is returned else f"load() left setup.step_index at {index}"
+    how = f"load() left setup.step_index at {index}" if given is None else f"load() returned {given}"
     if told == evidence.resume_at - 1:
         effect = f"step {told}, which was done before saving, would run again"
     elif told == 0:

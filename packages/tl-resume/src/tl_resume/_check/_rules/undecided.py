@@ -86,6 +86,6 @@ def uncopied(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "not-copied",
             f"could not be copied, so that it was compared by the batches it gave only: {shown}",
-            "generators and iterators of a DataLoader have no state that can be read",
+            "a generator, or an iterator of a DataLoader, has no state that can be read or copied",
             "",
         )
