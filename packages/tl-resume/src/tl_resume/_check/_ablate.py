@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tl_telemetry import Piece
 
-MAX_TRIALS = 10  # resumed halves, so that the whole check costs no more than 8 runs of the loop
+MAX_COST = 8.0  # of the whole check, in runs of the loop
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,14 @@ class Cause:
 Parts = Callable[[frozenset[Piece]], bool]
 
 
-def establish(pieces: Sequence[Piece], parts: Parts) -> Cause:
+def establish(pieces: Sequence[Piece], parts: Parts, max_trials: int) -> Cause:
     """Find the pieces that make the runs part.
 
     Args:
         pieces: those that differ after loading.
         parts: runs the resumed half with some pieces put back, and tells whether it still parts from the
             uninterrupted run.
+        max_trials: how often ``parts`` may be called; at least once.
 
     Returns:
         The cause.
@@ -54,7 +55,7 @@ def establish(pieces: Sequence[Piece], parts: Parts) -> Cause:
 
     def needed(group: Sequence[Piece]) -> list[Piece]:
         """Return the pieces of a group without which the runs part."""
-        if len(known) > MAX_TRIALS or not run(everything - frozenset(group)):
+        if len(known) > max_trials or not run(everything - frozenset(group)):
             return []
         if len(group) == 1:
             return list(group)
@@ -64,5 +65,5 @@ def establish(pieces: Sequence[Piece], parts: Parts) -> Cause:
         return found or list(group)
 
     found = needed(list(pieces))
-    enough = not run(frozenset(found)) if len(known) <= MAX_TRIALS else False
+    enough = not run(frozenset(found)) if len(known) <= max_trials else False
     return Cause(True, tuple(found), enough, len(known) - 1)

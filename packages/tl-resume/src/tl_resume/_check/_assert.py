@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tl_core import Finding, Tolerances, TrainingSetup, standard_step
-from tl_resume._check._ablate import establish
+from tl_resume._check._ablate import MAX_COST, establish
 from tl_resume._check._evidence import Evidence
 from tl_resume._check._loop import Loop, Run, Session, draw
 from tl_resume._check._modules import first_different_module
@@ -232,7 +232,8 @@ def _explain(session: Session, evidence: Evidence, path: Path, fresh_process: bo
         return
     pieces = list(evidence.by_piece)
     if pieces:
-        evidence.cause = establish(pieces, parts)
+        part = 1 - at / session.loop.steps  # of a run
+        evidence.cause = establish(pieces, parts, max(1, int((MAX_COST - session.cost) / part)))
     if evidence.cause is not None and evidence.cause.complete:
         return
     warm = resumed(session, at, path, saved=saved, put=pieces, warm=True).run

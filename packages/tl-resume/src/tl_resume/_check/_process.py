@@ -18,7 +18,7 @@ import torch
 
 from tl_core import standard_step
 from tl_resume._check._loop import Loop, Session
-from tl_resume._check._runs import ResumedRun, resumed
+from tl_resume._check._runs import ResumedRun, resumed, whole_number
 from tl_resume._check._store import Store
 from tl_telemetry import StateCapture
 
@@ -80,8 +80,8 @@ def _named(value: Any, argument: str) -> Function:
     if found is None or reached is not value:
         shown = name or type(value).__name__
         raise ValueError(
-            f"fresh_process=True needs functions that a new process can import; {argument} is {shown}, "
-            "which is no function at the top of a module (a local function, a lambda, a bound method or a partial)"
+            "fresh_process=True needs functions at the top of a module, which a new process can import; "
+            f"{argument} is {shown} (a local function, a lambda, a bound method or a partial cannot be imported)"
         )
     spec = getattr(found, "__spec__", None)
     public = spec.name if module == "__main__" and spec is not None else module
@@ -185,4 +185,6 @@ def _run(task: _Task) -> ResumedRun:
 
 
 def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return repr(value) if whole_number(value) is None else whole_number(value)

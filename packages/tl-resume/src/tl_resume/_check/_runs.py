@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,16 @@ class ResumedRun:
     returned: Any
     step_index: Any
     orders: list[dict[str, list[list[str]]]] = field(default_factory=list)
+
+
+def whole_number(value: Any) -> int | None:
+    """Return an int, a numpy integer or an integer tensor of one element as an int; None for anything else."""
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def uninterrupted(session: Session) -> Run:
