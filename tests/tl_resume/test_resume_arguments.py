@@ -215,17 +215,18 @@ def test_an_iterator_that_is_too_short() -> None:
 
 def test_a_fresh_process_needs_functions_of_a_module() -> None:
     """Local functions, lambdas, bound methods and partials are an error that names the argument."""
-    ending = "which is no function at the top of a module (a local function, a lambda, a bound method or a partial)"
-    needs = "ValueError: fresh_process=True needs functions that a new process can import"
+    needs = (
+        "ValueError: fresh_process=True needs functions at the top of a module, which a new process can import; "
+        "{} is {} (a local function, a lambda, a bound method or a partial cannot be imported)"
+    )
 
     def local_step(setup: Any, batch: Any) -> torch.Tensor:
         return step(setup, batch)
 
-    assert error_of(loss_fn=None, step=local_step, fresh_process=True) == (
-        f"{needs}; step is test_a_fresh_process_needs_functions_of_a_module.<locals>.local_step, {ending}"
-    )
+    name = "test_a_fresh_process_needs_functions_of_a_module.<locals>.local_step"
+    assert error_of(loss_fn=None, step=local_step, fresh_process=True) == needs.format("step", name)
     bound = threading.Event().wait
-    assert error_of(save=bound, load=load, fresh_process=True) == f"{needs}; save is Event.wait, {ending}"
+    assert error_of(save=bound, load=load, fresh_process=True) == needs.format("save", "Event.wait")
 
 
 def test_both_faces_take_the_same_arguments() -> None:
