@@ -14,7 +14,7 @@ X = torch.randn(8, 4, 4, generator=torch.Generator().manual_seed(1))
 
 MESSAGE = """\
 [not-copied] could not be copied, so that it was compared by the batches it gave only: setup.batches (a generator)
-  cause: generators and iterators of a DataLoader have no state that can be read"""
+  cause: a generator, or an iterator of a DataLoader, has no state that can be read or copied"""
 
 
 def make_setup() -> TrainingSetup:

@@ -15,7 +15,7 @@ Y = X.sum(dim=1, keepdim=True)
 MESSAGE = """\
 [unsaved-attribute] not restored, and no effect of it was seen in 8 steps: setup.num_examples 32 when saved, 0 after \
 loading
-  cause: left open: a history, a cache or a counter for output may start anew; what training comes to use, not
+  cause: left open; a history or a counter for output may start anew, what training comes to use may not
   fix: save it if training uses it"""
 
 
