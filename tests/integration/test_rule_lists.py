@@ -95,6 +95,58 @@ def test_every_finding_of_the_resume_check_has_a_listed_id():
     assert given <= {*ids.RESUME_FINDINGS, *ids.RESUME_NOTES}
 
 
+CRASH_TESTS = Path(__file__).parents[1] / "tl_resume"
+
+
+def rule_constants(sources: list[str]) -> set[str]:
+    """Return the rule ids that modules hold in constants: capitals whose value is words joined by hyphens."""
+    ids = set()
+    for source in sources:
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.Assign) and all(name.isupper() for name in _names(node.targets)):
+                values = [one.value for one in ast.walk(node.value) if isinstance(one, ast.Constant)]
+                ids.update(one for one in values if isinstance(one, str) and re.fullmatch(r"[a-z]+(-[a-z]+)+", one))
+    return ids
+
+
+def _names(targets: list[ast.expr]) -> list[str]:
+    return [one.id.strip("_") for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+
+
+def untested(ids: set[str], tests: str) -> list[str]:
+    """Return the rules that no test names."""
+    return [one for one in sorted(ids) if f'"{one}"' not in tests and f"[{one}]" not in tests]
+
+
+def test_every_rule_of_the_crash_check_is_listed_and_tested():
+    """Its README's tables, the page's contents and entries hold its ids, and its tests name each."""
+    check = pytest.importorskip("tl_resume._crash._check")
+    findings, notes = check.CRASH_FINDINGS, check.CRASH_NOTES
+    assert listed((RESUME / "README.md").read_text(), "Rules of the crash check") == (set(findings), set(notes))
+    assert contents(RULES_PAGE.read_text(), "crash check") == (list(findings), list(notes))
+    section = RULES_PAGE.read_text().partition("\n## The crash check\n")[2].partition("\n## ")[0]
+    assert [*re.findall(r"^### (\S+)", section, re.MULTILINE), "not-judged"] == [*findings, *notes]
+    tests = "".join(path.read_text() for path in CRASH_TESTS.glob("test_crash_*.py"))
+    assert untested({*findings, *notes}, tests) == []
+
+
+def test_every_finding_of_the_crash_check_has_a_listed_id():
+    """What its sources hold or give as a rule's id is in the list."""
+    check = pytest.importorskip("tl_resume._crash._check")
+    sources = [path.read_text() for path in (RESUME / "src" / "tl_resume" / "_crash").rglob("*.py")]
+    given = emitted(sources) | rule_constants(sources)
+    assert len(given) > 5
+    assert given <= {*check.CRASH_FINDINGS, *check.CRASH_NOTES}
+
+
+def test_a_rule_of_the_crash_check_that_is_forgotten_is_seen():
+    """Constants count, alone or several at once, and a rule is tested where a test names it whole."""
+    assert rule_constants(['A, B = ("a-b", "c-d")\n_LOST = "x-y"\nnot_one = "d-e"\nTEXT = "two words"']) == {
+        *("a-b", "c-d", "x-y")
+    }
+    assert untested({"a-b", "c-d", "e-f"}, 'rule == "a-b"; "[c-d] seen"; "e-f-g"') == ["e-f"]
+
+
 def test_contents_are_read_by_check():
     """Only the lines below the check's name count, a note is told from a finding, and the two names of a line agree."""
     lines = "- [a-b](#a-b)\n- [c (resume)](#c-resume) (note)\n"

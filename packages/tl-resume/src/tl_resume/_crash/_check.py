@@ -12,13 +12,15 @@ from typing import Any
 
 from tl_core import Batches, Report, TrainingSetup, preserve_rng, standard_step
 from tl_resume._crash._durable import NOT_SYNCED
-from tl_resume._crash._judge import FULL, LOST, MIXED, POINTER
-from tl_resume._crash._next import FAILS_AFTER_CRASH
-from tl_resume._crash._run import CrashRun, could_not_judge
+from tl_resume._crash._judge import FULL, LOST, MIXED, POINTER, UNNOTICED
+from tl_resume._crash._next import FAILS_AFTER_CRASH, LITTER
+from tl_resume._crash._run import NOT_JUDGED, CrashRun, could_not_judge
 from tl_resume._crash._trial import Trial
 from tl_resume._files import load_training_state, save_training_state
 
-_RULES = (LOST, FULL, MIXED, POINTER, NOT_SYNCED, FAILS_AFTER_CRASH)
+# docs/rules.md has an entry for each, in this order
+CRASH_FINDINGS = (LOST, FULL, MIXED, POINTER, NOT_SYNCED, FAILS_AFTER_CRASH)
+CRASH_NOTES = (UNNOTICED, LITTER, NOT_JUDGED)
 
 Step = Callable[[TrainingSetup, Any], Any]
 
@@ -162,9 +164,10 @@ def _allowed(allow: Iterable[str]) -> set[str]:
     if isinstance(allow, str):
         raise TypeError(f"allow must be a list of rules, got the string {allow!r}")
     allowed = set(allow)
-    unknown = sorted(allowed - set(_RULES))
+    unknown = sorted(allowed - set(CRASH_FINDINGS))
     if unknown:
         raise ValueError(
-            f"allow names no rule of this check: {', '.join(map(repr, unknown))}; its rules are {', '.join(_RULES)}"
+            f"allow names no rule of this check: {', '.join(map(repr, unknown))}; "
+            f"its rules are {', '.join(CRASH_FINDINGS)}"
         )
     return allowed

@@ -11,11 +11,12 @@ from tl_resume._crash._points import Point
 from tl_resume._crash._tree import Tree, changed, read_tree
 from tl_resume._crash._watch import Act
 
-LOST, FULL, MIXED, POINTER = (
+LOST, FULL, MIXED, POINTER, UNNOTICED = (
     "checkpoint-lost-in-crash",
     "checkpoint-lost-on-full-disk",
     "checkpoint-mixed",
     "pointer-before-data",
+    "full-disk-unnoticed",
 )
 _MAX_POINTER_BYTES = 4096
 _WRITE_ASIDE = (
@@ -241,7 +242,7 @@ def _finding(rule: str, cause: str, members: list[Lost], old_name: str) -> Findi
 def unnoticed(point: Point, said: str) -> Finding:
     """The note that a full disk costs no checkpoint, but nobody is told that none was written."""
     seen = f"{_line([point], said)}, and load() gives the old state"
-    return Finding("full-disk-unnoticed", seen, "", "let the error pass, so that the run does not go on unsaved")
+    return Finding(UNNOTICED, seen, "", "let the error pass, so that the run does not go on unsaved")
 
 
 def _evidence(point: Point) -> dict[str, object]:

@@ -23,7 +23,7 @@ from tl_resume._crash._watch import Act
 from tl_resume._crash._whole import References, fingerprints, mixture
 
 _CHECK = "Crash-safe checkpoint"
-_NOT_JUDGED = "not-judged"
+NOT_JUDGED = "not-judged"
 
 
 def could_not_judge(reason: str) -> Report:
@@ -307,4 +307,4 @@ def _noted(text: str) -> Iterator[None]:
 
 
 def _note(text: str) -> Finding:
-    return Finding(_NOT_JUDGED, text, cause="", fix="")
+    return Finding(NOT_JUDGED, text, cause="", fix="")
