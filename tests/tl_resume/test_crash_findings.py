@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import textwrap
 from pathlib import Path
 
@@ -290,6 +291,25 @@ def test_next_save_fails():
         "checkpoint.tmp/state.pt, the next save() raises FileExistsError: [Errno 17] File exists: 'checkpoint.tmp'\n"
         "  cause: what the killed save has left is in the way of the next\n"
         "  fix: let save() remove or overwrite what an earlier one has left, before it begins"
+    )
+
+
+def test_files_that_nobody_removes():
+    """A saver with a temporary name of its own each time leaves a file behind for each crash, which is noted."""
+
+    def save(setup, path):
+        temporary = f"{path}.{os.getpid()}"
+        savers.write(savers.content(setup), temporary)
+        os.replace(temporary, path)
+        savers.sync_folder(os.path.dirname(path))
+
+    size = len(saved_bytes())
+    report = str(check(save, crash_points=2))
+    assert re.sub(r"checkpoint\.\d+", "checkpoint.PID", report) == (
+        "Crash-safe checkpoint: passed, 1 note\n\nNotes:\n"
+        f"[litter] a save that was killed after {size - 1:,} of {size:,} bytes of checkpoint.PID leaves checkpoint.PID "
+        f"({size - 1:,} bytes), which the next save() does not remove\n"
+        "  fix: let save() remove what an earlier one has left, or use the same temporary name each time"
     )
 
 

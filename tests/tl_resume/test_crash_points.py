@@ -117,7 +117,7 @@ def test_restore(tmp_path):
     (work / "link").unlink()
     (work / "link").mkdir()
     (work / "more" / "deep").mkdir(parents=True)
-    (work / "more" / "deep" / "litter").write_text("litter")
+    (work / "more" / "deep" / "left").write_text("left")
     tree = restore(str(work), str(good), untouched)
     assert sorted(tree) == ["a/changed", "a/kept", "link", "removed"]
     assert tree["a/kept"] == untouched["a/kept"]
