@@ -105,6 +105,22 @@ def test_a_check_with_many_lost_pieces_costs_at_most_eight_runs(steps: int, resu
     assert report.cost <= 8
 
 
+def test_what_the_cost_left_untried_is_said() -> None:
+    """A resume after the first of 8 steps leaves few trials: a note names what was not tried."""
+    report = check_resume_equivalent(make_rich, X, rich_step, resume_at=1, save=save, load=load)
+    assert [str(note) for note in report.notes] == [UNTRIED]
+    (shift,) = [finding for finding in report.findings if "setup.shift" in finding.seen]
+    assert shift.cause == "training changes it, and the checkpoint does not carry it; its effect was not tried"
+    assert "not-judged" not in {note.rule for note in check_resume_equivalent(make_setup, X, loss_fn=loss_fn).notes}
+
+
+UNTRIED = """\
+[not-judged] scheduler 'scheduler', setup.state['scale'], setup.noise, setup.shift, the gradients and torch's \
+generator differ after loading too; whether that makes the runs part was not tried, since the check may cost 8 runs \
+of the loop
+  fix: mend what was found, and run the check again"""
+
+
 def test_half_of_the_steps_is_kept_where_no_later_step_updates() -> None:
     """A loop without any update after the middle is resumed in the middle, and nothing is said."""
     step = standard_step(loss_fn, accumulation_steps=100)

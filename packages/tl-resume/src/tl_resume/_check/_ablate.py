@@ -19,12 +19,14 @@ class Cause:
         pieces: the pieces whose omission makes the runs part: one, or the smallest set that was found.
         enough: whether putting these alone back gives the uninterrupted run.
         trials: how many resumed halves it took.
+        untried: pieces of which it was not tried whether they matter, since that would have cost too much.
     """
 
     complete: bool
     pieces: tuple[Piece, ...]
     enough: bool
     trials: int
+    untried: tuple[Piece, ...] = ()
 
 
 Parts = Callable[[frozenset[Piece]], bool]
@@ -53,9 +55,15 @@ def establish(pieces: Sequence[Piece], parts: Parts, max_trials: int) -> Cause:
     if not pieces or run(everything):
         return Cause(False, (), False, len(known) - 1)
 
+    untried: list[Piece] = []
+
     def needed(group: Sequence[Piece]) -> list[Piece]:
         """Return the pieces of a group without which the runs part."""
-        if len(known) > max_trials or not run(everything - frozenset(group)):
+        put = everything - frozenset(group)
+        if len(known) > max_trials and put not in known:
+            untried.extend(group)
+            return []
+        if not run(put):
             return []
         if len(group) == 1:
             return list(group)
@@ -66,4 +74,4 @@ def establish(pieces: Sequence[Piece], parts: Parts, max_trials: int) -> Cause:
 
     found = needed(list(pieces))
     enough = not run(frozenset(found)) if len(known) <= max_trials else False
-    return Cause(True, tuple(found), enough, len(known) - 1)
+    return Cause(True, tuple(found), enough, len(known) - 1, tuple(piece for piece in untried if piece not in found))

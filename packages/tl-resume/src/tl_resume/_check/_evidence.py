@@ -206,6 +206,10 @@ class Evidence:
         """Tell whether a piece was established as (a part of) what makes the runs part."""
         return self.cause is not None and self.cause.complete and piece in self.cause.pieces
 
+    def is_untried(self, piece: Piece) -> bool:
+        """Tell whether it was left untried whether a piece makes the runs part."""
+        return self.cause is not None and piece in self.cause.untried
+
     @cached_property
     def position(self) -> Position:
         """What became of the data's position in the resumed run."""

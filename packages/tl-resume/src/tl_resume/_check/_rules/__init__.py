@@ -45,4 +45,5 @@ def _without_effect(finding: Finding) -> Finding:
 
 def notes(evidence: Evidence) -> list[Finding]:
     """Return what is worth knowing."""
-    return [*undecided.noise(evidence), *hidden.unsaved(evidence), *undecided.uncopied(evidence)]
+    rules = (undecided.noise, undecided.untried, hidden.unsaved, undecided.uncopied)
+    return [note for rule in rules for note in rule(evidence)]

@@ -37,13 +37,15 @@ def unsaved(evidence: Evidence) -> Iterator[Finding]:
     for piece, differences in evidence.by_piece.items():
         if piece.kind not in ("attribute", "module attributes", "outside") or evidence.is_cause(piece):
             continue
+        if evidence.is_untried(piece):
+            continue
         lost = _lost(evidence, differences)
         silent = [d for d in lost if piece.kind == "outside" or not _decides(evidence, d)]
         if silent:
             yield Finding(
                 "unsaved-attribute",
                 f"not restored, and no effect of it was seen in {evidence.loop.steps} steps: {values(silent)}",
-                "left open; a history, a cache or a counter for output may start anew, what training comes to use may not",
+                "left open; a history or a counter for output may start anew, what training comes to use may not",
                 "save it if training uses it",
                 evidence={"piece": title(piece)},
             )
@@ -120,7 +122,8 @@ def _without_effect(evidence: Evidence, piece: Piece, differences: list[StateDif
     return Finding(
         "attribute-not-restored",
         f"{values(differences)}{still}{uses}",
-        "training changes it, and the checkpoint does not carry it; there was no effect on the losses yet",
+        "training changes it, and the checkpoint does not carry it; "
+        + ("its effect was not tried" if evidence.is_untried(piece) else "there was no effect on the losses yet"),
         _fix(evidence, piece, differences),
         steps=(evidence.resume_at,),
         evidence={"is_cause": False, "piece": title(piece)},

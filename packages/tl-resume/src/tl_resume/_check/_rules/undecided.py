@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tl_core import Finding
+from tl_resume._check._ablate import MAX_COST
 from tl_resume._check._evidence import Evidence
 from tl_resume._check._words import listed, parting, title
 from tl_telemetry import Piece
@@ -75,6 +76,19 @@ def noise(evidence: Evidence) -> Iterator[Finding]:
         "something in the loop is not seeded (os.urandom, the time, an unseeded generator) or not deterministic",
         "seed it, or use torch.use_deterministic_algorithms(True) for the check",
     )
+
+
+def untried(evidence: Evidence) -> Iterator[Finding]:
+    """There were so many differences that not all of them were tried."""
+    pieces = evidence.cause.untried if evidence.cause is not None else ()
+    if pieces:
+        yield Finding(
+            "not-judged",
+            f"{listed(pieces)} {'differs' if len(pieces) == 1 else 'differ'} after loading too; whether that makes the "
+            f"runs part was not tried, since the check may cost {MAX_COST:.0f} runs of the loop",
+            "",
+            "mend what was found, and run the check again",
+        )
 
 
 def uncopied(evidence: Evidence) -> Iterator[Finding]:
