@@ -297,3 +297,32 @@ def test_correct_loops_of_the_same_kinds_are_left_alone() -> None:
 
     assert first(step, make, save=save_training_state, load=load_training_state) == ""
     assert first(step, make) != ""
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 sets it when first used
+def test_a_stateful_loader_that_is_not_restored_is_a_lost_position() -> None:
+    """What lies inside of the loader is not listed: its position was lost, and its own state brings it back."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make() -> TrainingSetup:
+        return make_setup(loader=stateful.StatefulDataLoader(TensorDataset(X), batch_size=2), rows=None)
+
+    def step(setup: Any, batch: torch.Tensor) -> torch.Tensor:
+        setup.rows = iter(setup.loader) if setup.rows is None else setup.rows
+        return train(setup, next(setup.rows)[0])
+
+    def save_both(setup: Any, path: Path) -> None:
+        torch.save({"model": setup.model.state_dict(), "loader": setup.loader.state_dict()}, path)
+
+    def load_both(setup: Any, path: Path) -> None:
+        state = torch.load(path)
+        setup.model.load_state_dict(state["model"])
+        setup.loader.load_state_dict(state["loader"])
+
+    assert first(step, make, data=torch.zeros(1)).splitlines()[0] == (
+        "[data-position-not-restored] the position of setup.loader was not restored: step 4 trained on the batch that "
+        "step 0 had without interruption: the data start again; sample indices 0-7 were repeated, sample indices 8-15 "
+        "dropped; the runs part at step 4: loss 0.0725281 resumed, 1.69157 without interruption; with it put back "
+        "after loading, the resumed run is the uninterrupted one"
+    )
+    assert first(step, make, data=torch.zeros(1), save=save_both, load=load_both) == ""

@@ -49,11 +49,11 @@ def generators(evidence: Evidence) -> Iterator[Finding]:
 
 def position(evidence: Evidence) -> Iterator[Finding]:
     """The resumed run trains on other batches than the uninterrupted one."""
-    moved = [d for ds in evidence.by_piece.values() for d in ds if is_position(d) or _is_loader(d)]
+    moved = [d for piece, ds in evidence.by_piece.items() for d in ds if is_position(d) or is_loader(evidence, piece)]
     caused = [d for d in moved if evidence.is_cause(d.piece)]
     where = evidence.position
     if caused:
-        names = ", ".join(dict.fromkeys(place(d) for d in caused))
+        names = ", ".join(dict.fromkeys(place(d) if is_position(d) else title(d.piece) for d in caused))
         stands = f" ({one(caused[0], name=lambda _: '')})" if caused[0].kind == "iterator" else ""
         seen = f"the position of {names} was not restored{stands}"
         if where.kind not in ("same", "unseen"):
@@ -100,8 +100,10 @@ def _established(evidence: Evidence) -> bool:
     return evidence.cause is None or not evidence.cause.complete
 
 
-def _is_loader(difference: StateDifference) -> bool:
-    return difference.piece.kind in ("attribute", "outside", "state") and "DataLoader" in difference.type_name
+def is_loader(evidence: Evidence, piece: Piece) -> bool:
+    """Tell whether a piece is a loader that says itself where it stands (torchdata's ``StatefulDataLoader``)."""
+    cls = getattr(evidence.save.saved.pieces.get(piece), "type", object)
+    return piece.kind in ("attribute", "outside", "state") and "DataLoader" in cls.__name__
 
 
 def _finding(evidence: Evidence, rule: str, seen: str, cause: str, fix: str, piece: Piece) -> Finding:

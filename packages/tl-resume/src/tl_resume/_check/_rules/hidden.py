@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence
-from tl_resume._check._rules.data import is_position
+from tl_resume._check._rules.data import is_loader, is_position
 from tl_resume._check._words import established, place, title, values
 from tl_resume._files import save_training_state
 from tl_telemetry import Piece, StateDifference
@@ -18,7 +18,7 @@ def attributes(evidence: Evidence) -> Iterator[Finding]:
         if piece.kind not in ("attribute", "module attributes"):
             continue
         if evidence.is_cause(piece):
-            if not all(map(_is_told_elsewhere, differences)) and not _stateful(differences):
+            if not all(map(_is_told_elsewhere, differences)) and not is_loader(evidence, piece):
                 yield _finding(evidence, piece, "attribute-not-restored", differences)
         elif deciding := [d for d in _lost(evidence, differences) if _decides(evidence, d)]:
             yield _without_effect(evidence, piece, deciding)
@@ -83,10 +83,6 @@ def _is_average(evidence: Evidence, difference: StateDifference) -> bool:
     """Tell whether a tensor has the shape of a weight: an average, a momentum, a target network's."""
     shape = getattr(difference.a, "shape", ())
     return len(shape) > 0 and shape in evidence.weight_shapes
-
-
-def _stateful(differences: list[StateDifference]) -> bool:
-    return all("DataLoader" in d.type_name for d in differences)
 
 
 def _finding(evidence: Evidence, piece: Piece, rule: str, differences: list[StateDifference]) -> Finding:
