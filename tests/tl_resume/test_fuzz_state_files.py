@@ -289,6 +289,12 @@ def _numpy_place(tree: dict[str, Any]) -> None:
     tree["rng"]["numpy"]["state"]["pos"] = 10**6
 
 
+def _numpy_key(tree: dict[str, Any]) -> None:
+    key = {"dtype": "<u4", "shape": [624], "order": "C", "tensor": "attributes.zeros"}
+    tree["rng"]["numpy"]["state"]["key"] = {"$numpy_array": key}
+    tree["attributes"]["zeros"] = {"$numpy_array": {**key, "tensor": "rng.numpy.state.key"}}
+
+
 def _philox_place(tree: dict[str, Any]) -> None:
     tree["generators"]["state['rows']"]["buffer_pos"] = -1
 
@@ -298,6 +304,7 @@ def _philox_place(tree: dict[str, Any]) -> None:
     [
         (_python_spare, "rng of python cannot be set (the spare normal number is a str)"),
         (_numpy_place, "rng of numpy cannot be set (pos is 1000000, outside of 0 to 624)"),
+        (_numpy_key, "rng of numpy cannot be set (its key is zero, from which only zeros follow)"),
         (_philox_place, "the generator state['rows'] cannot be set (buffer_pos is -1, outside of 0 to 4)"),
     ],
 )
@@ -305,6 +312,7 @@ def test_generators_that_would_draw_from_elsewhere_are_refused(change, fault, tm
     """Python and numpy take such states without a word, and fail or read foreign memory when they draw."""
     path = tmp_path / "state"
     setup = _setup(rows=np.random.Generator(np.random.Philox(0)))
+    setup.zeros = np.zeros(624, dtype="<u4")
     save_training_state(setup, path)
     _forged(path, lambda meta: change(meta["state"]))
     with pytest.raises(ValueError) as caught:

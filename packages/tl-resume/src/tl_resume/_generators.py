@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tl_core import TrainingSetup
+from tl_resume._iterators import own_entries
 from tl_resume._model_names import attributes
 
 _ACCELERATORS = ("cuda", "xpu")
@@ -127,7 +128,7 @@ def _try(generator: Any, state: Any) -> list[str]:
 
 
 def _check_place(generator: Any) -> None:
-    """Check what the generators let through: numpy's would draw from memory that is not theirs."""
+    """Check what the generators let through: numpy's would draw from memory that is not theirs, or draw for ever."""
     if isinstance(generator, random.Random):
         spare = generator.getstate()[2]
         if spare is not None and type(spare) is not float:
@@ -138,6 +139,9 @@ def _check_place(generator: Any) -> None:
     for held, name, most in ((inner, "pos", 624), (state, "buffer_pos", 4)):
         if isinstance(held, dict) and not 0 <= held.get(name, 0) <= most:
             raise ValueError(f"{name} is {held[name]}, outside of 0 to {most}")
+    key = inner.get("key") if isinstance(inner, dict) and "pos" in inner else None
+    if key is not None and not (key[0] >> 31 or key[1:].any()):
+        raise ValueError("its key is zero, from which only zeros follow")  # numpy waits for ever for another number
 
 
 def check_generator(name: str, generator: Any, state: Any) -> list[str]:
@@ -156,7 +160,7 @@ def find_generators(setup: TrainingSetup) -> dict[str, Any]:
     for raw, module in setup.model.named_modules():
         for name, value in _module_attributes(module):
             _find(f"model.{raw}.{name}" if raw else f"model.{name}", value, 1, seen, found)
-    for name, value in setup.state.items():
+    for name, value in own_entries(setup).items():
         _find(f"state[{name!r}]", value, _DEPTH, seen, found)
     for name, value in attributes(setup).items():
         _find(f"setup.{name}", value, _DEPTH, seen, found)
