@@ -130,7 +130,15 @@ def one(
         return f"{lead}{a} {then}, {b} {now}"
     if difference.kind == "generator":
         return f"{lead}in another state {now} than {then}"
-    return f"{lead}{difference.shown_a} {then}, {difference.shown_b} {now}"
+    left, right = difference.shown_a, difference.shown_b
+    if left == right:  # equal values of two dtypes
+        left, right = (f"{text}{_dtype(node)}" for text, node in ((left, difference.a), (right, difference.b)))
+    return f"{lead}{left} {then}, {right} {now}"
+
+
+def _dtype(node: object) -> str:
+    dtype = getattr(node, "dtype", None)
+    return "" if dtype is None else f" ({str(dtype).removeprefix('torch.')})"
 
 
 def tensor_names(differences: Iterable[StateDifference], everything: Iterable[str]) -> str:
