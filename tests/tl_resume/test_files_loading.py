@@ -238,7 +238,7 @@ def test_a_file_of_another_state_is_refused(tmp_path):
     write_state(tmp_path / "state", {"model": {}})
     assert refusal(tmp_path / "state", build(), tmp_path) == (
         _FIT + "\n  it holds no training state: that has the sections model, optimizers, schedulers, scaler, state, "
-        "attributes, parameters, generators, rng, modes, gradients, classes, step_index"
+        "attributes, iterators, parameters, generators, rng, modes, gradients, classes, step_index"
     )
 
 

@@ -40,6 +40,7 @@ def test_a_state_has_all_sections_and_names():
         "scaler",
         "state",
         "attributes",
+        "iterators",
         "parameters",
         "generators",
         "rng",

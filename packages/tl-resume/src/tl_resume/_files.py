@@ -19,6 +19,10 @@ def save_training_state(setup: TrainingSetup, path: str | os.PathLike[str], *, p
     written beside the target, synced to the disk, and takes the target's place in one go, so that the old file or the
     new one is there whatever happens. What is saved is listed at ``training_state``.
 
+    An attribute of the setup that is neither plain data nor an object with ``state_dict()`` and ``load_state_dict()``
+    is not saved, and nothing is said about it: it may be a function, a dataset or a logger. Where such an object holds
+    what training needs to go on, give it the two methods. In ``setup.state`` it is an error that names it.
+
     Example:
         >>> import tempfile, torch
         >>> model = torch.nn.Linear(2, 1)
@@ -56,7 +60,8 @@ def load_training_state(setup: TrainingSetup, path: str | os.PathLike[str], *, p
     or a module's load hook that raises the second time it is called, leaves it half done.
 
     Plain data are brought back in the dicts, lists and tensors that the setup has; a tensor that it does not have yet
-    comes on the CPU.
+    comes on the CPU. What the saved setup held as an iterator of its torchdata ``StatefulDataLoader``, the loader makes
+    anew once its state is loaded, and so is the iterator that the fresh setup has.
 
     Args:
         setup: A setup built as the saved one was.

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from tl_core import TrainingSetup, group_names
 from tl_resume._format import TensorEntry
 from tl_resume._generators import find_generators, is_generator
+from tl_resume._iterators import is_loader_iterator, is_stateful, made_iterators, own_entries, stateful_loaders
 from tl_resume._model_names import attributes, clean_keys, stray_tensors, trained_tensors
 from tl_resume._state import (
     SECTIONS,
     has_torch_layout,
     is_plain,
-    is_stateful,
     optimizer_state,
     setup_modules,
     stateful_objects,
@@ -47,6 +47,7 @@ def misfits(setup: TrainingSetup, saved: Any) -> list[str]:
         *_classes(setup, saved["classes"]),
         _line("scaler", _scaler(setup.scaler, saved["scaler"])),
         *_entries(setup, saved),
+        _line("iterators", _iterators(setup, saved["iterators"])),
         _line("parameters", [*_names(strays := stray_tensors(setup), saved["parameters"]),
                              *_tensors(strays, saved["parameters"])]),
         _line("generators", _generators(setup, saved["generators"])),
@@ -192,28 +193,55 @@ def _scaler(scaler: Any, saved: Any) -> list[str]:
 def _entries(setup: TrainingSetup, saved: dict[str, Any]) -> list[str]:
     """Compare ``setup.state`` and the attributes: what has a state must be there, plain data may come and go."""
     lines: list[str] = []
+    made = made_iterators(setup).get("attributes", {})
     for section, live, write in (
-        ("state", setup.state, "state[{!r}]"),
+        ("state", own_entries(setup), "state[{!r}]"),
         ("attributes", attributes(setup), "setup.{}"),
     ):
         mine = {name: value for name, value in live.items() if not is_generator(value)}
         if section == "attributes":
             mine = {name: value for name, value in mine.items() if is_stateful(value) or is_plain(value)}
         problems = []
-        if missing := [name for name in mine if name not in saved[section]]:
+        again = saved["iterators"].get(section, {})
+        if missing := [name for name in mine if name not in saved[section] and name not in again]:
             problems.append(f"missing {', '.join(missing)}")
         stateful = {name for name in saved[section] if write.format(name) in saved["classes"]}
         lost = {name for name in stateful if name not in mine}
         if section == "attributes":
-            lost |= {name for name in saved[section] if name not in live and _is_taken(setup, name)}
+            lost |= {name for name in saved[section] if name not in {*live, *made} and _is_taken(setup, name)}
         if lost:
             problems.append(f"unexpected {', '.join(sorted(map(str, lost)))}")
+        alone = {name for name in mine if is_loader_iterator(mine[name])}
+        alone |= {name for name in stateful if str(saved["classes"][write.format(name)]).endswith("DataLoaderIter")}
+        if strays := sorted(alone.intersection([*missing, *lost])):
+            problems.append(f"{', '.join(strays)}: {_LONE_ITERATOR}")
         lines.append(_line(section, problems))
         for name, value in mine.items():
             if name in saved[section]:
                 problems = _entry(value, saved[section][name], name in stateful)
+                problems += [_LONE_ITERATOR] if problems and name in alone else []
                 lines.append(_line(write.format(name), problems))
     return lines
+
+
+_LONE_ITERATOR = (
+    "the iterator of a loader; keep the loader too in setup.state, and it is made anew at its position"
+)
+
+
+def _iterators(setup: TrainingSetup, saved: dict[str, Any]) -> list[str]:
+    loaders, made, problems = stateful_loaders(setup), made_iterators(setup), []
+    for section, live in (("state", own_entries(setup)), ("attributes", attributes(setup))):
+        names = saved.get(section, {})
+        if not _has_names(names):
+            return ["a name in it is no name"]
+        for name, place in names.items():
+            taken = section == "attributes" and name not in live and _is_taken(setup, name)
+            if not isinstance(place, str) or place not in loaders:
+                problems.append(f"{name} was made by {place!s:.80}, which is no loader with a state here")
+            elif is_stateful(live.get(name)) or (taken and name not in made.get(section, {})):
+                problems.append(f"{name} is another part of the setup, the file has an iterator of {place}")
+    return problems
 
 
 def _is_taken(setup: TrainingSetup, name: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tl_core import TrainingSetup, parameter_names
+from tl_resume._iterators import made_iterators
 
 _WRAPPER_COMPONENTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 _OWN_ATTRIBUTES = frozenset({"model", "optimizers", "schedulers", "scaler", "state", "step_index"})
@@ -52,14 +53,18 @@ def module_modes(module: nn.Module, prefix: str = "") -> dict[str, list[nn.Modul
 
 
 def attributes(setup: TrainingSetup) -> dict[str, Any]:
-    """List the attributes that the person has set on a setup; not those that are parts of it under another name."""
+    """List the attributes that the person has set on a setup.
+
+    Those that are parts of it under another name are left out, and iterators whose position is in their loader's state.
+    """
     known = {id(part) for part in (setup.model, setup.scaler, *setup.optimizers.values(), *setup.schedulers.values())}
     known |= {id(module) for module in setup.model.modules()} | {id(value) for value in setup.state.values()}
     known.discard(id(None))
+    left_out = _OWN_ATTRIBUTES.union(made_iterators(setup).get("attributes", ()))
     return {
         name: value
         for name, value in vars(setup).items()
-        if name not in _OWN_ATTRIBUTES and (id(value) not in known or not hasattr(value, "__dict__"))
+        if name not in left_out and (id(value) not in known or not hasattr(value, "__dict__"))
     }
 
 

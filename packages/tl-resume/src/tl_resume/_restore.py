@@ -22,10 +22,11 @@ from tl_resume._generators import (
     set_generator_state,
     set_global_states,
 )
+from tl_resume._iterators import is_stateful, made_iterators, own_entries, stateful_loaders
 from tl_resume._model_names import attributes, stray_tensors, trained_tensors
 from tl_resume._restore_module import ModuleRestorer
 from tl_resume._restore_optimizer import restore_hyperparameters, restore_optimizer
-from tl_resume._state import has_torch_layout, is_stateful, setup_modules
+from tl_resume._state import has_torch_layout, setup_modules
 from tl_resume._undo import Journal
 
 
@@ -114,6 +115,9 @@ class _Restorer:
         self._modules: list[ModuleRestorer] = []
         self._trained = trained_tensors(setup)
         self._names = {id(tensor): name for name, tensor in self._trained.items()}
+        # before anything is loaded: then a loader forgets the iterator that it has made
+        self._own = {"state": own_entries(setup), "attributes": attributes(setup)}
+        self._made = [made_iterators(setup), saved["iterators"]]
 
     def restore_fallible(self, advance: Callable[[int], None]) -> None:
         """Restore what a person's code may refuse; the journal knows the way back."""
@@ -128,22 +132,24 @@ class _Restorer:
             self._journal.place = "the scaler"
             self._journal.load(setup.scaler, self._file.part("scaler", verify=False))
         self._module(setup.model, ("model",), "the model")
-        self._entries(setup.state, "state", "state[{!r}]")
-        self._entries(attributes(setup), "attributes", "setup.{}")
+        self._entries("state", "state[{!r}]")
+        self._entries("attributes", "setup.{}")
+        self._iterators()
         self._gradients()
         advance(self._nbytes(self._saved["gradients"]))
 
     def _nbytes(self, saved: Any) -> int:
         return sum(self._file.tensors[name].nbytes for name in _stored_names(saved))
 
-    def _entries(self, live: dict[str, Any], section: str, write: str) -> None:
+    def _entries(self, section: str, write: str) -> None:
+        live = self._own[section]
         for name in self._saved[section]:
             place = write.format(name)
             value = live.get(name)
             if name in live and is_stateful(value):
                 self._stateful(value, (section, name), place)
             elif not is_generator(value):
-                self._plain(section, name, value, name in live, place)
+                self._plain(section, name, value, place)
 
     def _stateful(self, value: Any, keys: tuple[str, str], place: str) -> None:
         if isinstance(value, nn.Module):
@@ -168,15 +174,30 @@ class _Restorer:
         restorer.try_loading(self._journal)
         self._modules.append(restorer)
 
-    def _plain(self, section: str, name: str, live: Any, there: bool, place: str) -> None:
+    def _plain(self, section: str, name: str, live: Any, place: str) -> None:
         self._journal.place = place
-        value = self._journal.refill(live, self._file.part(section, name, verify=False))
+        self._set(section, name, self._journal.refill(live, self._file.part(section, name, verify=False)))
+
+    def _set(self, section: str, name: str, value: Any) -> None:
         members = self._setup.state if section == "state" else vars(self._setup)
-        if there:
-            self._journal.add(lambda: members.__setitem__(name, live))
+        if name in members:
+            self._journal.add(partial(members.__setitem__, name, members[name]))
         else:
             self._journal.add(lambda: members.pop(name))
         members[name] = value
+
+    def _iterators(self) -> None:
+        """Let loaders make their iterators anew, which now begin where the loader was saved."""
+        loaders, anew = stateful_loaders(self._setup), {}
+        for section in ("state", "attributes"):
+            made = {name: place for known in self._made for name, place in known.get(section, {}).items()}
+            for name, place in made.items():
+                if name in self._saved[section]:
+                    continue  # it was something else when the file was saved
+                self._journal.place = place
+                if place not in anew:
+                    anew[place] = iter(loaders[place])
+                self._set(section, name, anew[place])
 
     def _gradients(self) -> None:
         for name, tensor in self._trained.items():

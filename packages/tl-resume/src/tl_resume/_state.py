@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tl_core import TrainingSetup
 from tl_resume._format._encode import encode_state
 from tl_resume._generators import find_generators, generator_state, global_states, is_generator
+from tl_resume._iterators import is_stateful, made_iterators, own_entries
 from tl_resume._model_names import attributes, clean_keys, module_modes, stray_tensors, trained_tensors
 
 SECTIONS = (
@@ -19,6 +20,7 @@ SECTIONS = (
     "scaler",
     "state",
     "attributes",
+    "iterators",
     "parameters",
     "generators",
     "rng",
@@ -54,7 +56,10 @@ def training_state(setup: TrainingSetup) -> dict[str, Any]:
         - ``schedulers``, ``scaler``: their ``state_dict()`` by name; None without a scaler,
         - ``state``: the entries of ``setup.state``: ``state_dict()``, else plain data as it is,
         - ``attributes``: attributes set on the setup that are plain data or have ``state_dict()`` and
-          ``load_state_dict()``; others (functions, datasets, loggers) are not state,
+          ``load_state_dict()``. All others are passed over in silence: functions, datasets, loggers, but also an object
+          that holds training state. Give such an object ``state_dict()`` and ``load_state_dict()``,
+        - ``iterators``: which entries and attributes are iterators of a torchdata ``StatefulDataLoader`` that is one
+          itself: their position is in its state, and they are made by it anew after that is loaded,
         - ``parameters``: tensors that an optimizer trains and that are nowhere else,
         - ``generators``: the states of random number generators that the setup holds, by place,
         - ``rng``: the states of the global ones: python, numpy (where imported), torch, initialised accelerators,
@@ -71,6 +76,7 @@ def training_state(setup: TrainingSetup) -> dict[str, Any]:
     if not isinstance(setup, TrainingSetup):
         raise TypeError(f"setup must be a TrainingSetup, got a {type(setup).__name__}")
     names = {id(tensor): name for name, tensor in trained_tensors(setup).items()}
+    made = made_iterators(setup)  # before state_dict(), for which a loader that has none makes one
     return {
         "model": module_state(setup.model),
         "optimizers": {name: optimizer_state(optimizer, names) for name, optimizer in setup.optimizers.items()},
@@ -80,6 +86,7 @@ def training_state(setup: TrainingSetup) -> dict[str, Any]:
         "scaler": None if setup.scaler is None else _state_dict(setup.scaler, "the scaler"),
         "state": _entries(setup, names),
         "attributes": _attribute_states(setup, names),
+        "iterators": made,
         "parameters": {name: tensor.detach() for name, tensor in stray_tensors(setup).items()},
         "generators": {place: generator_state(generator) for place, generator in find_generators(setup).items()},
         "rng": global_states(),
@@ -96,7 +103,7 @@ def stateful_objects(setup: TrainingSetup) -> dict[str, Any]:
     """List the objects of a setup, beside the model, that have a state of their own."""
     found = {f"optimizers[{name!r}]": value for name, value in setup.optimizers.items()}
     found |= {f"schedulers[{name!r}]": value for name, value in setup.schedulers.items()}
-    found |= {f"state[{name!r}]": value for name, value in setup.state.items() if is_stateful(value)}
+    found |= {f"state[{name!r}]": value for name, value in own_entries(setup).items() if is_stateful(value)}
     found |= {f"setup.{name}": value for name, value in attributes(setup).items() if is_stateful(value)}
     return found
 
@@ -163,13 +170,6 @@ def parameters_by_index(optimizer: Any, state: Any) -> dict[int, Tensor] | None:
     return matched
 
 
-def is_stateful(value: Any) -> bool:
-    """Tell whether an object has ``state_dict()`` and ``load_state_dict()``."""
-    if isinstance(value, type):
-        return False
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
 def is_plain(value: Any) -> bool:
     """Tell whether a value can stand in a file as it is."""
     try:
@@ -196,7 +196,7 @@ def _state_dict(value: Any, what: str) -> Any:
 
 def _entries(setup: TrainingSetup, names: dict[int, str]) -> dict[str, Any]:
     states: dict[str, Any] = {}
-    for name, value in setup.state.items():
+    for name, value in own_entries(setup).items():
         if is_generator(value):
             continue  # with the other generators
         if is_stateful(value):

@@ -15,8 +15,9 @@ from torch.nn.parameter import is_lazy
 
 from tl_core import TrainingSetup
 from tl_resume._generators import is_generator
+from tl_resume._iterators import is_stateful
 from tl_resume._model_names import attributes
-from tl_resume._state import is_plain, is_stateful, training_state
+from tl_resume._state import is_plain, training_state
 
 State = dict[str, str]  # by path in the training state, a digest or the text of the value
 _LEFT_OUT = ("rng",)  # restoring a checkpoint is not the only thing that draws numbers
