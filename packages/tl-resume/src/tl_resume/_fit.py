@@ -224,9 +224,7 @@ def _entries(setup: TrainingSetup, saved: dict[str, Any]) -> list[str]:
     return lines
 
 
-_LONE_ITERATOR = (
-    "the iterator of a loader; keep the loader too in setup.state, and it is made anew at its position"
-)
+_LONE_ITERATOR = "the iterator of a loader; keep the loader too in setup.state, and it is made anew at its position"
 
 
 def _iterators(setup: TrainingSetup, saved: dict[str, Any]) -> list[str]:
