@@ -135,6 +135,7 @@ def test_diff_as_json(files, capsys):
                 "max_rel": None,
                 "nan_a": 1,
                 "nan_b": 0,
+                "damaged": [],
             }
         ],
         "only_in_a": [],
@@ -153,8 +154,8 @@ def test_diff_of_a_refused_file(files, capsys):
 
 
 SHOWN = """
-    a.safetensors: a state file, format version 1, {size} kB
-      4 tensors, 4 plain values
+    a.safetensors: a state file, format version 1
+      4 tensors of 4.04 kB, 4 plain values, file of {size} kB
 
     values
       epoch: 3
@@ -194,6 +195,16 @@ def test_show_of_many(files, capsys):
     assert out.endswith("  x19: 19\n")
 
 
+def test_show_of_tied_tensors(files, capsys):
+    """What is stored once and named twice has both sizes, so that the smaller one is that of verify."""
+    weight = torch.ones(500)
+    write_state("t.safetensors", {"a": weight, "b": weight})
+    extents = [run(capsys, command, "t.safetensors")[1].splitlines() for command in ("show", "verify")]
+    size = f"{os.path.getsize('t.safetensors') / 1000:.3g} kB"
+    assert extents[0][1] == f"  2 tensors of 4 kB (2 kB stored), 0 plain values, file of {size}"
+    assert extents[1] == [f"intact: t.safetensors (1 tensor of 2 kB, file of {size})"]
+
+
 def test_show_as_json(files, capsys):
     """The schema of show --json."""
     status, out, _ = run(capsys, "show", "a.pt", "--json")
@@ -210,6 +221,7 @@ def test_show_as_json(files, capsys):
         "num_tensors": 4,
         "num_values": 4,
         "tensor_bytes": 4036,
+        "stored_bytes": None,
         "sections": [
             {"section": "", "tensors": [], "values": [{"name": "epoch", "value": 3}]},
             {
@@ -251,7 +263,12 @@ def test_show_of_a_refused_file(files, capsys):
 
 def test_verify(files, capsys):
     """Status 0 for an intact file, 1 for a flipped byte, whose tensor is named."""
-    assert run(capsys, "verify", "a.safetensors") == (0, "intact: a.safetensors (4 tensors, 4.04 kB)\n", "")
+    size = f"{os.path.getsize('a.safetensors') / 1000:.3g}"
+    assert run(capsys, "verify", "a.safetensors") == (
+        0,
+        f"intact: a.safetensors (4 tensors of 4.04 kB, file of {size} kB)\n",
+        "",
+    )
     content = bytearray((files / "a.safetensors").read_bytes())
     content[-2000] ^= 1
     (files / "a.safetensors").write_bytes(content)
@@ -268,6 +285,7 @@ def test_verify(files, capsys):
             "intact": False,
             "num_tensors": 4,
             "tensor_bytes": 4036,
+            "file_bytes": len(content),
             "damaged": ["model.head.weight"],
             "fault": None,
         },

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from textwrap import dedent
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 
 from tl_resume import StateFileError, diff_states
 from tl_resume._diff import _stored
+from tl_resume._format import StateFile, write_state
 
 
 def header(content, *, data=b""):
@@ -57,6 +59,56 @@ def test_damaged_files_are_refused_by_name(tmp_path, content, message):
     with pytest.raises(StateFileError) as caught:
         diff_states(path, {})
     assert str(caught.value) == f"{path}{message}"
+
+
+def damage(path, name, *, at=3):
+    """Flip a bit of a stored tensor."""
+    content = bytearray(path.read_bytes())
+    with StateFile(path) as file:
+        content[file._begin(file.tensors[name]) + at] ^= 0x40
+    path.write_bytes(content)
+
+
+def test_damage_is_told_from_a_difference(tmp_path, monkeypatch):
+    """A tensor that differs since its bytes are not those that were written says so; others do not."""
+    monkeypatch.chdir(tmp_path)
+    state = {"model": {"w": torch.zeros(3), "v": torch.zeros(2)}}
+    write_state("a", state)
+    write_state("b", {"model": {"w": torch.zeros(3), "v": torch.ones(2)}})
+    damage(tmp_path / "b", "model.w")
+    diff = diff_states("a", "b")
+    assert str(diff) == dedent("""\
+        different: 2 of 2 tensors
+          a: a
+          b: b
+          note: the bytes of 'model.w' in b are not those that were written
+
+        model
+          elements  largest  relative  tensor
+            1 of 3        2         1  w
+                                         [0]: 0 -> 2
+                                         damaged in b
+            2 of 2        1         1  v
+                                         [0]: 0 -> 1""")
+    assert [difference.as_dict()["damaged"] for difference in diff.differences] == [["b"], []]
+    assert [difference.damaged for difference in diff_states("b", state).differences] == [("a",), ()]
+    assert diff_states("a", state).notes == ()
+
+
+def test_damage_of_many_tensors(tmp_path):
+    """One note for each of the first five damaged tensors, whose views count once, and one for the rest."""
+    tensors = {f"w{index}": torch.zeros(2) for index in range(7)}
+    write_state(tmp_path / "a", {**tensors, "view": tensors["w0"][:1], "whole": {"dtype": torch.zeros(2)}})
+    write_state(tmp_path / "b", {**tensors, "view": tensors["w0"][:1], "whole": {"dtype": torch.zeros(2).half()}})
+    for name in (*tensors, "whole.dtype"):
+        damage(tmp_path / "a", name)
+    diff = diff_states(tmp_path / "a", tmp_path / "b")
+    assert [difference.damaged for difference in diff.differences] == [("a",)] * 9
+    assert diff.notes == (
+        *(f"the bytes of 'w{i}' in {tmp_path / 'a'} are not those that were written" for i in range(5)),
+        "3 more tensors are damaged: tl-resume verify names all",
+    )
+    assert str(diff).count("damaged in a") == 2  # all of one kind in a row: values, and the one of another dtype
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):

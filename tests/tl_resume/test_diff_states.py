@@ -78,7 +78,7 @@ def test_optimizer_state_is_named_by_parameter():
     assert str(diff).replace(f"of {diff.num_tensors} tensors", "of 27 tensors") == text("""
         different: 2 of 27 tensors, 3 plain values
           a: a
-          b: b
+          b: the setup
 
         optimizer 'optimizer'
           elements  largest  relative  tensor
@@ -95,6 +95,16 @@ def test_optimizer_state_is_named_by_parameter():
                                          [1]: 0 -> 2
           setup.bad_epochs: 3 -> 4
     """)
+
+
+def test_live_setups_are_called_so():
+    """The side that is a live setup is the setup; of two, the letter tells which."""
+    setup = make_setup()
+    state = copy.deepcopy(training_state(setup))
+    labels = [(diff.a, diff.b) for diff in (diff_states(setup, state), diff_states(state, setup))]
+    assert labels == [("the setup", "b"), ("a", "the setup")]
+    both = diff_states(setup, make_setup())
+    assert (both.a, both.b) == ("setup a", "setup b")
 
 
 def test_names_of_a_setup_are_those_of_the_person():

@@ -11,9 +11,11 @@ from typing import Any
 
 from tl_core import TrainingSetup
 from tl_resume._diff import _names
+from tl_resume._diff._lines import counted
 from tl_resume._diff._report import Difference, Entry, StateDiff, Unreadable
 from tl_resume._diff._sections import Label, Section, is_tensor, label
 from tl_resume._diff._sources import Source, open_source
+from tl_resume._diff._stored import StoredTensor
 from tl_resume._diff._tensors import Comparer
 from tl_resume._diff._tree import Flat, Path, TensorLeaf, flatten
 from tl_resume._diff._values import compare_plain, shown
@@ -26,8 +28,9 @@ def diff_states(a: State, b: State, *, rtol: float = 0.0, atol: float = 0.0) -> 
 
     Nothing is unpickled. A tensor is in memory only while it is compared; equal files cost one pass over their bytes.
     Values are compared, not bits: NaN equals NaN at the same place, and -0.0 equals 0.0. The bytes of files are read
-    even where they carry digests, which say nothing about what became of the bytes later. Optimizer state that goes by
-    index is named after the parameters where their order, number and shapes establish it.
+    even where they carry digests, which say nothing about what became of the bytes later; a tensor that differs is then
+    held against its digest, so that damage is not taken for a difference. Optimizer state that goes by index is named
+    after the parameters where their order, number and shapes establish it.
 
     Example:
         >>> import torch
@@ -62,6 +65,8 @@ def diff_states(a: State, b: State, *, rtol: float = 0.0, atol: float = 0.0) -> 
     with ExitStack() as stack:
         first = open_source(a, "a", stack)
         second = open_source(b, "b", stack)
+        if isinstance(a, TrainingSetup) and isinstance(b, TrainingSetup):
+            first.label, second.label = "setup a", "setup b"
         return _Run(Comparer(rtol, atol), rtol, atol).compare(first, second)
 
 
@@ -79,6 +84,7 @@ class _Run:
     num_tensors: int = 0
     num_values: int = 0
     num_within: int = 0
+    damages: list[str] = field(default_factory=list)
 
     def compare(self, a: Source, b: Source) -> StateDiff:
         self._refused(a, b)
@@ -97,7 +103,7 @@ class _Run:
             self.num_within,
             self.rtol,
             self.atol,
-            tuple(dict.fromkeys([*a.notes, *b.notes])),
+            tuple(dict.fromkeys([*self._damage_notes(), *a.notes, *b.notes])),
             self.names,
         )
 
@@ -171,12 +177,36 @@ class _Run:
             return
         figures = self.comparer.compare(a.data, b.data)
         numbers = {name: value for name, value in asdict(figures).items() if name != "num_within"}
+        if a.label != b.label or figures.num_different:
+            numbers["damaged"] = self._damaged(a, b)
         if a.label != b.label:
             self.differences.append(_difference(title, named, "dtype", a.label, b.label, **numbers))
         elif figures.num_different:
             self.differences.append(_difference(title, named, "value", **numbers))
         elif figures.num_within:
             self.num_within += 1
+
+    def _damaged(self, *leaves: TensorLeaf) -> tuple[str, ...]:
+        """Name the sides whose file has other bytes than were written."""
+        sides = []
+        for side, leaf in zip("ab", leaves, strict=True):
+            damage = leaf.data.damage() if isinstance(leaf.data, StoredTensor) and leaf.data.damage else ""
+            if damage:
+                sides.append(side)
+                self.damages.append(damage)
+        return tuple(sides)
+
+    def _damage_notes(self) -> list[str]:
+        found = list(dict.fromkeys(self.damages))
+        more = len(found) - _MAX_DAMAGES
+        if more <= 0:
+            return found
+        rest = f"{counted(more, 'more tensor')} {'is' if more == 1 else 'are'} damaged: tl-resume verify names all"
+        return [*found[:_MAX_DAMAGES], rest]
+
+
+# Damaged tensors that are named in notes.
+_MAX_DAMAGES = 5
 
 
 def _difference(title: str, named: Label, kind: str, a: Any = None, b: Any = None, **numbers: Any) -> Difference:

@@ -58,6 +58,8 @@ class Difference:
         max_rel: The largest difference relative to the second value, over elements where that is finite and not 0.
         nan_a: Elements that are NaN in the first tensor only.
         nan_b: Elements that are NaN in the second tensor only.
+        damaged: The sides, ``"a"`` or ``"b"``, whose file has other bytes there than were written: damage, by the
+            digest that a state file of tl-resume carries, and no difference of the states. A note names the file.
     """
 
     section: str
@@ -73,6 +75,7 @@ class Difference:
     max_rel: float | None = None
     nan_a: int = 0
     nan_b: int = 0
+    damaged: tuple[str, ...] = ()
     prefix: str = field(default="", repr=False, compare=False)
     parts: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
@@ -87,7 +90,7 @@ class Difference:
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data; infinite numbers and NaN as texts, other values by their ``repr``."""
         names = ("section", "name", "kind", "a", "b", "num_elements", "num_different", "max_abs", "index", "values")
-        plain = {name: jsonable(getattr(self, name)) for name in (*names, "max_rel", "nan_a", "nan_b")}
+        plain = {name: jsonable(getattr(self, name)) for name in (*names, "max_rel", "nan_a", "nan_b", "damaged")}
         return {"path": self.path, **plain}
 
 

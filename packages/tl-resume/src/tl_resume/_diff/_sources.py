@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class Source:
         sections: Its parts.
         form: What kind of thing it is, for people.
         version: The format version of a file of ours, else None.
+        stored_bytes: The size of the tensors that it stores, tied ones once; None for what is no file of ours.
         refused: The reason by file, for files whose content is not read; a single file is named "".
         raw: The bytes of the refused files, by the same names.
         notes: What is worth knowing about how it was read.
@@ -42,6 +44,7 @@ class Source:
     sections: list[Section]
     form: str
     version: int | None = None
+    stored_bytes: int | None = None
     refused: dict[str, str] = field(default_factory=dict)
     raw: dict[str, StoredTensor] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -63,7 +66,7 @@ def open_source(given: Any, argument: str, stack: ExitStack) -> Source:
     if isinstance(given, TrainingSetup):
         from tl_resume._state import training_state
 
-        return Source(argument, split(training_state(given)), "a live setup")
+        return Source("the setup", split(training_state(given)), "a live setup")
     if isinstance(given, (str, os.PathLike)):
         return open_path(Path(given), stack)
     if isinstance(given, Mapping):
@@ -129,8 +132,15 @@ def open_safetensors(path: Path, stack: ExitStack) -> Source:
     tensors = stored_tensors(path, stack)
     if isinstance(metadata, dict) and KEY in metadata:
         file = stack.enter_context(StateFile(path))
-        state = _placed(file.skeleton(), file, tensors)
-        return Source(str(path), split(state), "a state file", version=file.version)
+        damage = functools.cache(functools.partial(_damage, file))  # views have the bytes of one tensor
+
+        def stored(entry: TensorEntry) -> StoredTensor:
+            tensor = _tensor(entry, file, tensors[entry.name])
+            return replace(tensor, damage=functools.partial(damage, entry.name))
+
+        source = Source(str(path), split(_placed(file.skeleton(), stored)), "a state file", version=file.version)
+        source.stored_bytes = sum(entry.nbytes for entry in file.tensors.values())
+        return source
     content: dict[str, Any] = dict(tensors)
     sections = split(content, ordered=False)
     if metadata:
@@ -138,17 +148,23 @@ def open_safetensors(path: Path, stack: ExitStack) -> Source:
     return Source(str(path), sections, "a safetensors file")
 
 
-def _placed(node: Any, file: StateFile, tensors: dict[str, StoredTensor]) -> Any:
+def _placed(node: Any, stored: Callable[[TensorEntry], StoredTensor]) -> Any:
     """Put the stored tensors into the places of a skeleton's entries."""
     if isinstance(node, TensorEntry):
-        return _tensor(node, file, tensors[node.name])
+        return stored(node)
     if isinstance(node, Mapping):
-        return {key: _placed(item, file, tensors) for key, item in node.items()}
+        return {key: _placed(item, stored) for key, item in node.items()}
     if isinstance(node, list):
-        return [_placed(item, file, tensors) for item in node]
+        return [_placed(item, stored) for item in node]
     if type(node) is tuple:
-        return tuple(_placed(item, file, tensors) for item in node)
+        return tuple(_placed(item, stored) for item in node)
     return node
+
+
+def _damage(file: StateFile, name: str) -> str:
+    if not file.damaged([name]):
+        return ""
+    return f"the bytes of {name!r} in {file.path} are not those that were written"
 
 
 def _tensor(entry: TensorEntry, file: StateFile, stored: StoredTensor) -> StoredTensor:

@@ -37,6 +37,7 @@ class StoredTensor:
         shape: The shape; that of the bytes where the type is not known.
         label: The element type as it is called in messages.
         loader: Reads the whole tensor where its elements do not lie in order in the file, else None.
+        damage: Holds its bytes against their digest, and says in words that they do not match; None without a digest.
     """
 
     file: FileIO
@@ -45,6 +46,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     label: str
     loader: Callable[[], Tensor] | None = None
+    damage: Callable[[], str] | None = None
 
     @property
     def nbytes(self) -> int:

@@ -51,6 +51,7 @@ class Summary:
     form: str
     version: int | None
     file_bytes: int
+    stored_bytes: int | None
     parts: list[Part]
     refused: dict[str, str]
     notes: list[str]
@@ -80,6 +81,7 @@ class Summary:
             "num_tensors": self.num_tensors,
             "num_values": self.num_values,
             "tensor_bytes": self.num_bytes,
+            "stored_bytes": self.stored_bytes,
             "sections": [
                 {
                     "section": part.title,
@@ -122,7 +124,8 @@ def summarise(path: Path) -> Summary:
             parts.append(part)
         files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
         size = sum(file.stat().st_size for file in files)
-        return Summary(str(path), source.form, source.version, size, parts, source.refused, source.notes)
+        stored, refused = source.stored_bytes, source.refused
+        return Summary(str(path), source.form, source.version, size, stored, parts, refused, source.notes)
 
 
 def tensor_rows(part: Part, *, everything: bool) -> list[TensorRow]:
@@ -182,10 +185,14 @@ def lines(summary: Summary, *, everything: bool = False) -> list[Line]:
         everything: Every tensor and value, none grouped and none left out.
     """
     form = summary.form if summary.version is None else f"{summary.form}, format version {summary.version}"
-    what = f"{counted(summary.num_tensors, 'tensor')}, {counted(summary.num_values, 'plain value')}"
+    extent = f" of {size(summary.num_bytes)}" if summary.num_tensors else ""
+    if summary.stored_bytes not in (None, summary.num_bytes):  # tied tensors, and views, are stored once
+        extent += f" ({size(summary.stored_bytes or 0)} stored)"
+    what = f"{counted(summary.num_tensors, 'tensor')}{extent}, {counted(summary.num_values, 'plain value')}"
+    whose = "files" if summary.form == "a folder" else "file"
     written: list[Line] = [
-        [(summary.path, "title"), (f": {form}, {size(summary.file_bytes)}", "")],
-        [(f"  {what}", "faint")],
+        [(summary.path, "title"), (f": {form}", "")],
+        [(f"  {what}, {whose} of {size(summary.file_bytes)}", "faint")],
         *([(f"  note: {note}", "faint")] for note in summary.notes),
     ]
     for part in summary.parts:

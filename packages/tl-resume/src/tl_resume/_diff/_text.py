@@ -116,7 +116,7 @@ def _section(section: str, found: list[Difference], diff: StateDiff, everything:
 
 def _likeness(item: Difference) -> Any:
     """Return what differences that are written as one have in common."""
-    return (item.kind, item.a, item.b) if item.kind == "dtype" else (item.kind,)
+    return (item.kind, item.damaged, *((item.a, item.b) if item.kind == "dtype" else ()))
 
 
 def _row(name: str, members: Sequence[Difference]) -> Row:
@@ -153,6 +153,8 @@ def _details(name: str, members: Sequence[Difference]) -> list[str]:
     if any(nan):
         told = [f"{count:,} in {side} only" for side, count in zip("ab", nan, strict=True) if count]
         lines.append(f"NaN: {', '.join(told)}")
+    if damaged := sorted({side for item in members for side in item.damaged}):
+        lines.append(f"damaged in {' and '.join(damaged)}")
     return lines
 
 

@@ -25,6 +25,7 @@ class Verification:
         intact: Whether all is as it was written.
         num_tensors: Tensors that were checked.
         tensor_bytes: Their size.
+        file_bytes: That of the file.
         damaged: The tensors whose bytes are not those that were written.
         fault: What is wrong with the file as a whole, else None.
     """
@@ -33,6 +34,7 @@ class Verification:
     intact: bool
     num_tensors: int
     tensor_bytes: int
+    file_bytes: int
     damaged: list[str]
     fault: str | None = None
 
@@ -44,7 +46,7 @@ class Verification:
         """Write it."""
         if self.fault is not None:
             return [[("damaged", "bad"), (f": {self.fault}", "")]]
-        extent = f"{counted(self.num_tensors, 'tensor')}, {size(self.tensor_bytes)}"
+        extent = f"{counted(self.num_tensors, 'tensor')} of {size(self.tensor_bytes)}, file of {size(self.file_bytes)}"
         if self.intact:
             return [[("intact", "good"), (f": {self.path} ({extent})", "")]]
         of = f"{len(self.damaged):,} of {counted(self.num_tensors, 'tensor')}"
@@ -68,11 +70,11 @@ def verify(path: Path) -> Verification:
             raise StateFileError(f"{path}: carries no digests, only state files of tl-resume do") from None
         if _version(path) > FORMAT_VERSION:
             raise
-        return Verification(str(path), False, 0, 0, [], str(error))
+        return Verification(str(path), False, 0, 0, path.stat().st_size, [], str(error))
     with file:
         damaged = file.damaged()
         num_bytes = sum(entry.nbytes for entry in file.tensors.values())
-        return Verification(str(path), not damaged, len(file.tensors), num_bytes, damaged)
+        return Verification(str(path), not damaged, len(file.tensors), num_bytes, path.stat().st_size, damaged)
 
 
 def _is_ours(path: Path) -> bool:
