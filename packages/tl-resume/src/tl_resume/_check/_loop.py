@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from tl_core import Batches, TrainingSetup, build_setup, move_to_device, preserv
 from tl_resume._check._ledger import Ledger
 from tl_resume._check._outside import Outside
 from tl_resume._check._store import Store
+from tl_resume._model_names import module_modes
 from tl_telemetry import RunTrace, StateCapture, capture_state
 
 Step = Callable[[TrainingSetup, Any], Any]
@@ -111,7 +113,7 @@ class Session:
     def __init__(self, loop: Loop, store: Store) -> None:
         self.loop = loop
         self.store = store
-        self.outside = Outside([loop.new_step()] if loop.step is None else [loop.step], store)
+        self.outside = Outside([loop.new_step()], store)
         self.cost = 0.0  # in whole runs of the loop
 
     def capture(self, setup: TrainingSetup, outside: Outside) -> StateCapture:
@@ -123,6 +125,9 @@ class Session:
         """Give a fresh setup and step in a world that is set back; the generators are put back afterwards."""
         loop = self.loop
         self.outside.reset()
+        if torch.device(loop.device).type != "cpu":
+            # an optimizer and its scheduler refer to each other: the run before holds the device's memory until now
+            gc.collect()
         with preserve_rng():
             seed_everything(seed)
             step = loop.new_step()
@@ -142,7 +147,6 @@ class Session:
         stop: int,
         *,
         what: str,
-        on_step: Callable[[int], None] | None = None,
     ) -> None:
         """Run steps ``start`` to ``stop - 1``, recorded in ``run``.
 
@@ -153,12 +157,9 @@ class Session:
             start: the first step.
             stop: the step before which to stop.
             what: the run's name, for notes on exceptions.
-            on_step: called before each step.
         """
         assert run.ledger is not None
         for index in range(start, stop):
-            if on_step is not None:
-                on_step(index)
             setup.step_index = index
             batch = self.loop.batch(index)
             run.ledger.begin_step(index)
@@ -180,11 +181,12 @@ def _hooks(setup: TrainingSetup) -> Iterator[Callable[..., Any]]:
 
 def _left_out(setup: TrainingSetup) -> set[str]:
     """Return the buffers that are registered with ``persistent=False``."""
-    names: set[str] = set()
-    for prefix, module in setup.model.named_modules():
-        dotted = ".".join(part for part in prefix.split(".") if part and part != "_orig_mod")
-        names.update(f"{dotted}.{name}" if dotted else name for name in module._non_persistent_buffers_set)
-    return names
+    return {
+        f"{name}.{buffer}" if name else buffer
+        for name, parts in module_modes(setup.model).items()
+        for part in parts
+        for buffer in part._non_persistent_buffers_set
+    }
 
 
 @contextmanager

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ class ResumedRun:
     restored: list[Restored]
     returned: Any
     step_index: Any
-    orders: list[dict[str, list[list[str]]]] = field(default_factory=list)
+    orders: list[dict[str, list[list[str]]]]
 
 
 def whole_number(value: Any) -> int | None:
@@ -70,7 +69,6 @@ def uninterrupted(session: Session) -> Run:
         with Ledger(setup) as run.ledger:
             session.train(setup, step, run, 0, loop.steps, what="uninterrupted run")
         run.end = session.capture(setup, outside)
-    gc.collect()  # optimizers and schedulers refer to each other: the device's memory is free only now
     return run
 
 
@@ -88,7 +86,6 @@ def saving(session: Session, resume_at: int, path: Path) -> SavingRun:
             session.outside.saved(changed)
             session.train(setup, step, run, resume_at, loop.steps, what="run that saves, after saving")
         run.end = session.capture(setup, outside)
-    gc.collect()
     return SavingRun(run, saved, [difference for difference in changed if difference.piece.kind != "outside"])
 
 
@@ -139,5 +136,4 @@ def resumed(
                     run.error = f"{type(error).__name__} ({str(error).splitlines()[0] if str(error) else 'no message'})"
             run.end = session.capture(setup, outside)
             break
-    gc.collect()
     return ResumedRun(run, loaded, restored, returned, step_index, orders)
