@@ -18,14 +18,12 @@ class Cause:
         complete: whether putting every differing piece back gives the uninterrupted run; else nothing is established.
         pieces: the pieces whose omission makes the runs part: one, or the smallest set that was found.
         enough: whether putting these alone back gives the uninterrupted run.
-        trials: how many resumed halves it took.
         untried: pieces of which it was not tried whether they matter, since that would have cost too much.
     """
 
     complete: bool
     pieces: tuple[Piece, ...]
     enough: bool
-    trials: int
     untried: tuple[Piece, ...] = ()
 
 
@@ -53,7 +51,7 @@ def establish(pieces: Sequence[Piece], parts: Parts, max_trials: int) -> Cause:
         return known[put]
 
     if not pieces or run(everything):
-        return Cause(False, (), False, len(known) - 1)
+        return Cause(False, (), False)
 
     untried: list[Piece] = []
 
@@ -74,4 +72,4 @@ def establish(pieces: Sequence[Piece], parts: Parts, max_trials: int) -> Cause:
 
     found = needed(list(pieces))
     enough = not run(frozenset(found)) if len(known) <= max_trials else False
-    return Cause(True, tuple(found), enough, len(known) - 1, tuple(piece for piece in untried if piece not in found))
+    return Cause(True, tuple(found), enough, tuple(piece for piece in untried if piece not in found))

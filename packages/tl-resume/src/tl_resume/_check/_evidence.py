@@ -71,8 +71,7 @@ class Evidence:
     @cached_property
     def loop_uses(self) -> Uses:
         """By which values the loop decides."""
-        step = self.loop.step if self.loop.step is not None else self.loop.new_step()
-        return Uses([step], self.save.saved)
+        return Uses([self.loop.new_step()], self.save.saved)
 
     # -- the loop's own noise -----------------------------------------------------------------------------------
 

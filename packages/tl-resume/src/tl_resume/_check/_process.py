@@ -187,4 +187,5 @@ def _run(task: _Task) -> ResumedRun:
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    return repr(value) if whole_number(value) is None else whole_number(value)
+    number = whole_number(value)
+    return repr(value) if number is None else number

@@ -20,14 +20,12 @@ class Restored:
 
     Attributes:
         pieces: the pieces of the setup that belong to the object.
-        type: the object's type.
         right: those of the pieces that were as saved when the call returned.
         missing: the keys that a module missed (``strict=False``).
         unexpected: the keys that it did not expect.
     """
 
     pieces: tuple[Piece, ...]
-    type: str
     right: tuple[Piece, ...]
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
@@ -58,7 +56,7 @@ def watch_restores(setup: TrainingSetup, session: Session, saved: StateCapture) 
             owner = frame.f_locals["self"]
             pieces = tuple(_pieces_of(owner, setup))
             if pieces:
-                restored.append(_restored(owner, pieces, returned, setup, session, saved))
+                restored.append(_restored(pieces, returned, setup, session, saved))
         finally:
             sys.setprofile(profile)
 
@@ -71,14 +69,14 @@ def watch_restores(setup: TrainingSetup, session: Session, saved: StateCapture) 
 
 
 def _restored(
-    owner: Any, pieces: tuple[Piece, ...], returned: Any, setup: TrainingSetup, session: Session, saved: StateCapture
+    pieces: tuple[Piece, ...], returned: Any, setup: TrainingSetup, session: Session, saved: StateCapture
 ) -> Restored:
     now = capture_state(setup, keep=session.store.mark)
     differing = {difference.piece for difference in compare_captures(saved, now)}
     right = tuple(piece for piece in pieces if piece not in differing)
     missing = getattr(returned, "missing_keys", ())
     unexpected = getattr(returned, "unexpected_keys", ())
-    return Restored(pieces, type(owner).__name__, right, tuple(missing), tuple(unexpected))
+    return Restored(pieces, right, tuple(missing), tuple(unexpected))
 
 
 def _pieces_of(owner: Any, setup: TrainingSetup) -> Iterator[Piece]:
