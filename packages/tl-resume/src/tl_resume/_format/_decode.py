@@ -19,12 +19,13 @@ from tl_resume._format._dtypes import DTYPES
 from tl_resume._format._encode import FACTORIES, MAX_DEPTH, MAX_INT_BITS
 from tl_resume._format._entry import TensorEntry
 from tl_resume._format._errors import StateFileError
-from tl_resume._format._header import Parsed, count, numbers
+from tl_resume._format._header import Parsed, numbers
+from tl_resume._format._sparse import COMPRESSED
 
 _FACTORIES = {name: factory for factory, name in FACTORIES.items()}
 _ARRAY_DTYPE = re.compile(r"[<>|][biufcSUmM]\d{0,9}(\[\w{1,12}\])?")
 _MAPPINGS: dict[str, type] = {"$dict": dict, "$ordered_dict": OrderedDict, "$counter": Counter}
-_LAYOUTS = {"csr": torch.sparse_csr, "csc": torch.sparse_csc, "bsr": torch.sparse_bsr, "bsc": torch.sparse_bsc}
+_LAYOUTS = {name: layout for layout, name in COMPRESSED.items()}
 
 
 class Decoder:
@@ -183,10 +184,7 @@ class Decoder:
             self._made[key] = self._resolve(entry)
         return self._made[key]
 
-    def _stored(self, name: Any, **changes: Any) -> Any:
-        entry = self._parsed.tensors.get(name) if isinstance(name, str) else None
-        if entry is None:
-            raise self._fail(f"its state names a tensor {name!r:.80} that it does not hold")
+    def _stored(self, entry: TensorEntry, **changes: Any) -> Any:
         if entry.name in self.used:
             raise self._fail(f"its state uses the bytes of {entry.name!r:.80} for two things")
         self.used.add(entry.name)
@@ -194,18 +192,19 @@ class Decoder:
 
     def _bytes(self, node: Any) -> Any:
         if isinstance(node, dict):
-            if self._parsed.tensors[node["tensor"]].dtype is not torch.uint8:
+            entry = self._parsed.tensors[node["tensor"]]
+            if entry.dtype is not torch.uint8:
                 raise self._fail("bytes of its state are stored as numbers")
-            return self._stored(node["tensor"], kind="bytes")
+            return self._stored(entry, kind="bytes")
         return base64.b64decode(node, validate=True)
 
     def _array(self, node: Any) -> Any:
         dtype = numpy_dtype(node["dtype"], self._path)
         shape = numbers(node["shape"], f"{self._path} is damaged: an array of its state has the shape")
         entry = self._parsed.tensors[node["tensor"]]
-        if len(shape) > 32 or count(shape) * dtype.itemsize != entry.nbytes or node["order"] not in ("C", "F"):
+        if len(shape) > 32 or math.prod(shape) * dtype.itemsize != entry.nbytes or node["order"] not in ("C", "F"):
             raise self._fail(f"the array {entry.name!r:.80} of its state does not fit its bytes")
-        return self._stored(entry.name, kind="array", array=node["dtype"], array_shape=shape, array_order=node["order"])
+        return self._stored(entry, kind="array", array=node["dtype"], array_shape=shape, array_order=node["order"])
 
     def _sparse_tensor(self, tag: str, node: dict[str, Any]) -> Any:
         size = numbers(node["size"], f"{self._path} is damaged: a sparse tensor has the size")

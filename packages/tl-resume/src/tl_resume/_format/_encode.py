@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from tl_resume._format._dtypes import DTYPE_NAMES, is_supported
 from tl_resume._format._entry import contiguous_strides
+from tl_resume._format._errors import short
+from tl_resume._format._sparse import COMPRESSED, SPARSE, sparse_parts
 from tl_resume._format._storage import Leaf, Plan, plan_storage
 
 MAX_DEPTH = 100
@@ -28,12 +31,6 @@ FACTORIES: dict[Any, str | None] = {
 # Longer ones Python does not write in decimal (4300 digits at most), nor could a message.
 MAX_INT_BITS = 14_000
 _INT_BITS = 63  # longer ints are written in hexadecimal, which no reader limits in length or precision
-_SPARSE = {
-    torch.sparse_csr: "csr",
-    torch.sparse_csc: "csc",
-    torch.sparse_bsr: "bsr",
-    torch.sparse_bsc: "bsc",
-}
 
 
 def encode_state(state: Any) -> tuple[Any, Plan]:
@@ -59,18 +56,10 @@ class _Path:
 
     def item(self, key: Any) -> _Path:
         text = key if isinstance(key, str) else str(key) if isinstance(key, (int, float)) else repr(key)[:80]
-        return _Path(f"{self.shown}[{_short(key)}]", f"{self.name}.{text}" if self.name else text, self.depth + 1)
+        return _Path(f"{self.shown}[{short(key)}]", f"{self.name}.{text}" if self.name else text, self.depth + 1)
 
     def part(self, part: str) -> _Path:
         return _Path(f"{self.shown}.{part}", f"{self.name}.{part}" if self.name else part, self.depth + 1)
-
-
-def _short(key: Any) -> str:
-    try:
-        text = repr(key)
-    except ValueError:  # an int with more digits than python writes
-        text = "a huge number"
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _a(value: Any) -> str:
@@ -112,7 +101,7 @@ class _Encoder:
         if kind is str:
             return self._str(value)
         if kind is list:
-            return [self.encode(item, path.item(index)) for index, item in enumerate(value)]
+            return self._items(value, path)
         if kind is dict:
             return self._dict(value, path)
         if isinstance(value, Tensor):
@@ -137,7 +126,7 @@ class _Encoder:
 
     def _key(self, key: Any, path: _Path) -> Any:
         outer, self._in_key = self._in_key, True
-        encoded = self.encode(key, _Path(f"the key {_short(key)} of {path.shown}", path.name, path.depth + 1))
+        encoded = self.encode(key, _Path(f"the key {short(key)} of {path.shown}", path.name, path.depth + 1))
         self._in_key = outer
         return encoded
 
@@ -154,7 +143,7 @@ class _Encoder:
         if kind is defaultdict:
             if value.default_factory not in FACTORIES:
                 raise TypeError(
-                    f"{path.shown} is a defaultdict of {_short(value.default_factory)}: "
+                    f"{path.shown} is a defaultdict of {short(value.default_factory)}: "
                     f"factories that can be saved are {', '.join(name for name in FACTORIES.values() if name)} and None"
                 )
             return {"$default_dict": {"factory": FACTORIES[value.default_factory], "items": self._pairs(value, path)}}
@@ -227,32 +216,24 @@ class _Encoder:
         self._check_tensor(value, path)
         self._keep.append(value)
         data = value.detach()
-        if data.layout is torch.sparse_coo:
-            ref = self._sparse_coo(data, path)
-        elif data.layout in _SPARSE:
-            ref = self._sparse_compressed(data, path)
+        if data.layout in SPARSE:
+            ref = self._sparse(data, path)
         else:
             ref = {}
             self.leaves.append(Leaf(data, path.name or "state", ref))
         self._refs[id(value)] = ref
         return ref
 
-    def _sparse_coo(self, value: Tensor, path: _Path) -> dict[str, Any]:
-        parts = {"indices": value._indices(), "values": value._values()}
+    def _sparse(self, value: Tensor, path: _Path) -> dict[str, Any]:
+        parts = sparse_parts(value)
         form: dict[str, Any] = {name: self._tensor(part, path.part(name)) for name, part in parts.items()}
-        return {"$sparse_coo": {**form, "size": list(value.shape), "coalesced": value.is_coalesced()}}
-
-    def _sparse_compressed(self, value: Tensor, path: _Path) -> dict[str, Any]:
-        by_rows = value.layout in (torch.sparse_csr, torch.sparse_bsr)
-        pointers = value.crow_indices() if by_rows else value.ccol_indices()
-        plain = value.col_indices() if by_rows else value.row_indices()
-        parts = {"pointers": pointers, "indices": plain, "values": value.values()}
-        form: dict[str, Any] = {name: self._tensor(part, path.part(name)) for name, part in parts.items()}
-        return {"$sparse_compressed": {"layout": _SPARSE[value.layout], **form, "size": list(value.shape)}}
+        if value.layout is torch.sparse_coo:
+            return {"$sparse_coo": {**form, "size": list(value.shape), "coalesced": value.is_coalesced()}}
+        return {"$sparse_compressed": {"layout": COMPRESSED[value.layout], **form, "size": list(value.shape)}}
 
     def _check_tensor(self, value: Tensor, path: _Path) -> None:
         problem = ""
-        if isinstance(value, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
+        if is_lazy(value):
             problem = "an uninitialised tensor of a lazy module: run a batch through the module first"
         elif type(value) is not Tensor and type(value) is not nn.Parameter:
             problem = f"{_a(value)}, a tensor subclass: save the plain tensors that it is made of"
@@ -262,7 +243,7 @@ class _Encoder:
             problem = "a quantized tensor: save value.int_repr() with its scale and zero point"
         elif value.is_nested:
             problem = "a nested tensor: save the list value.unbind()"
-        elif value.layout not in (torch.strided, torch.sparse_coo, *_SPARSE):
+        elif value.layout not in (torch.strided, *SPARSE):
             problem = f"a tensor of layout {str(value.layout).removeprefix('torch.')}: save value.to_dense()"
         elif not is_supported(value.dtype) or ("float4" in str(value.dtype) and not value.dim()):
             problem = f"a tensor of dtype {str(value.dtype).removeprefix('torch.')}, which safetensors cannot carry"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -11,9 +12,9 @@ import torch
 import xxhash
 
 from tl_resume._format._dtypes import AS_REAL, DTYPES, FROM_FILE, file_form, is_supported
-from tl_resume._format._entry import TensorEntry, contiguous_strides, is_dense
-from tl_resume._format._errors import StateFileError
-from tl_resume._format._storage import Plan, Stored, real_bytes
+from tl_resume._format._entry import TensorEntry, contiguous_strides, is_dense, span
+from tl_resume._format._errors import StateFileError, short
+from tl_resume._format._storage import Plan, Stored
 
 FORMAT_VERSION = 1
 KEY = "tl-resume"
@@ -45,13 +46,13 @@ def build_header(plan: Plan, tree: Any, *, align: int = 8) -> tuple[bytearray, l
         ValueError: The header would be longer than safetensors allows.
     """
     # widest elements first, so that every tensor is aligned in the file
-    ordered = sorted(plan.stored, key=lambda stored: -min(real_bytes(stored.dtype), 8))
+    ordered = sorted(plan.stored, key=lambda stored: -min(stored.dtype.itemsize, 8))
     entries: dict[str, Any] = {}
     special: dict[str, Any] = {}
     end = 0
     for stored in ordered:
         code, shape = file_form(stored.dtype, stored.shape)
-        begin, end = end, end + count(stored.shape) * real_bytes(stored.dtype)
+        begin, end = end, end + math.prod(stored.shape) * stored.dtype.itemsize
         entries[stored.name] = {"dtype": code, "shape": shape, "data_offsets": [begin, end]}
         extra: dict[str, Any] = {}
         if stored.dtype in AS_REAL:
@@ -122,17 +123,17 @@ def parse_header(header: bytes, data_bytes: int, path: Any) -> Parsed:
     parsed = Parsed()
     version = meta.get("version")
     if type(version) is not int or version < 1:
-        raise StateFileError(f"{path} is damaged: its format version is {_short(version)}")
+        raise StateFileError(f"{path} is damaged: its format version is {short(version)}")
     if version > FORMAT_VERSION:
         raise StateFileError(
-            f"{path} was written by a newer version: its format is {_short(version)}, "
+            f"{path} was written by a newer version: its format is {short(version)}, "
             f"this one reads up to {FORMAT_VERSION}"
         )
     if not header.startswith(PREFIX) or meta.get("header") != header_digest(header):
         raise StateFileError(f"{path} is damaged: its header is not the one that was written (its digest differs)")
     # From here on a fault needs a header that was made to deceive: its digest is right.
     if set(meta) != {"version", "header", "digests", "tensors", "views", "state"}:
-        raise StateFileError(f"{path} is damaged: its metadata has the keys {_short(sorted(meta))}")
+        raise StateFileError(f"{path} is damaged: its metadata has the keys {short(sorted(meta))}")
     _read_entries(listed, meta, data_bytes, parsed, path)
     _read_views(meta["views"], parsed, path)
     parsed.tree = meta["state"]
@@ -151,7 +152,7 @@ def load_json(text: bytes | str, path: Any, what: str) -> Any:
         if len(made) < len(pairs):
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise StateFileError(f"{path} is damaged: {what} has the key {_short(twice)} twice")
+            raise StateFileError(f"{path} is damaged: {what} has the key {short(twice)} twice")
         return made
 
     try:
@@ -185,16 +186,16 @@ def _read_entries(listed: dict[str, Any], meta: dict[str, Any], data_bytes: int,
     if not isinstance(digests, str) or len(digests) != DIGEST_LENGTH * len(names) or not isinstance(special, dict):
         raise StateFileError(f"{path} is damaged: its digests do not fit its {len(names)} tensors")
     if unknown := [name for name in special if name not in listed]:
-        raise StateFileError(f"{path} is damaged: it describes a tensor {_short(unknown[0])} that it does not hold")
+        raise StateFileError(f"{path} is damaged: it describes a tensor {short(unknown[0])} that it does not hold")
     position = 0
     for index, name in enumerate(names):
-        where = f"{path} is damaged: the tensor {_short(name)}"
+        where = f"{path} is damaged: the tensor {short(name)}"
         dtype, file_shape, begin, end = _read_listed(listed[name], where)
         if begin != position or end < begin:
             raise StateFileError(f"{where} lies at {begin} to {end}, where {position} was to be its beginning")
         position = end
         dtype, shape, strides = _read_special(special.get(name, {}), dtype, file_shape, where)
-        if count(shape) * real_bytes(dtype) != end - begin:
+        if math.prod(shape) * dtype.itemsize != end - begin:
             raise StateFileError(f"{where} has {end - begin} bytes, not those of its shape {tuple(file_shape)}")
         digest = digests[index * DIGEST_LENGTH : (index + 1) * DIGEST_LENGTH]
         if _DIGEST.fullmatch(digest) is None:
@@ -210,7 +211,7 @@ def _read_listed(entry: Any, where: str) -> tuple[torch.dtype, tuple[int, ...], 
         raise StateFileError(f"{where} is not described by dtype, shape and data_offsets")
     code = entry["dtype"]
     if not isinstance(code, str) or code not in FROM_FILE:
-        raise StateFileError(f"{where} has the dtype {_short(code)}, which this version of torch does not have")
+        raise StateFileError(f"{where} has the dtype {short(code)}, which this version of torch does not have")
     shape = numbers(entry["shape"], f"{where} has the shape")
     offsets = numbers(entry["data_offsets"], f"{where} has the offsets")
     if len(offsets) != 2:
@@ -231,7 +232,7 @@ def _read_special(
     if "dtype" in extra:
         real = DTYPES.get(extra["dtype"]) if isinstance(extra["dtype"], str) else None
         if real is None or AS_REAL.get(real) != code or shape[-1:] != (2,):
-            raise StateFileError(f"{where} cannot be read as {_short(extra['dtype'])}")
+            raise StateFileError(f"{where} cannot be read as {short(extra['dtype'])}")
         dtype, shape = real, shape[:-1]
     strides = contiguous_strides(shape)
     if "strides" in extra:
@@ -251,15 +252,14 @@ def _read_views(views: Any, parsed: Parsed, path: Any) -> None:
         base = parsed.tensors.get(view["tensor"]) if isinstance(view["tensor"], str) else None
         dtype = DTYPES.get(view["dtype"]) if isinstance(view["dtype"], str) else None
         if base is None or dtype is None or not is_supported(dtype):
-            raise StateFileError(f"{where} is one of {_short(view['tensor'])} as {_short(view['dtype'])}")
+            raise StateFileError(f"{where} is one of {short(view['tensor'])} as {short(view['dtype'])}")
         shape = numbers(view["shape"], f"{where} has the shape")
         strides = numbers(view["strides"], f"{where} has the strides")
         (offset,) = numbers([view["offset"]], f"{where} has the offset")
-        size = real_bytes(dtype)
-        fits = len(shape) == len(strides) and 0 not in shape and offset % size == 0 and count(shape) <= _MAX_NUMBER
-        reach = sum((length - 1) * stride for length, stride in zip(shape, strides, strict=False)) + 1
-        if not fits or offset + reach * size > base.nbytes:
-            raise StateFileError(f"{where} does not lie within the tensor {_short(base.name)}")
+        size = dtype.itemsize
+        fits = len(shape) == len(strides) and 0 not in shape and offset % size == 0 and math.prod(shape) <= _MAX_NUMBER
+        if not fits or offset + span(shape, strides) * size > base.nbytes:
+            raise StateFileError(f"{where} does not lie within the tensor {short(base.name)}")
         parsed.views.append(
             TensorEntry(base.name, dtype, shape, strides, base.nbytes, base.digest, offset, whole=False)
         )
@@ -268,21 +268,5 @@ def _read_views(views: Any, parsed: Parsed, path: Any) -> None:
 def numbers(values: Any, where: str) -> tuple[int, ...]:
     """Check that a value of a header is a list of numbers that a file or a tensor can have."""
     if not isinstance(values, list) or not all(type(value) is int and 0 <= value <= _MAX_NUMBER for value in values):
-        raise StateFileError(f"{where} {_short(values)}")
+        raise StateFileError(f"{where} {short(values)}")
     return tuple(values)
-
-
-def count(shape: tuple[int, ...]) -> int:
-    """Count the elements of a shape."""
-    product = 1
-    for size in shape:
-        product *= size
-    return product
-
-
-def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an int with more digits than python writes
-        text = "a huge number"
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -17,7 +17,10 @@ from tl_resume._format._decode import Decoder, numpy_dtype
 from tl_resume._format._entry import TensorEntry, contiguous_strides, span
 from tl_resume._format._errors import StateFileError
 from tl_resume._format._header import MAX_HEADER_BYTES, new_digest, parse_header
-from tl_resume._format._storage import view_of
+
+NUM_THREADS = min(4, os.cpu_count() or 1)
+_PARALLEL_BYTES = 16 << 20  # below, starting threads costs more than they gain
+_VERIFY_BYTES = 1 << 20  # fits the cache, so that the digest reads there what was just copied
 
 
 class StateFile:
@@ -286,10 +289,8 @@ class StateFile:
             begin, into = begin + got, into[got:]
 
 
-NUM_THREADS = min(4, os.cpu_count() or 1)
-_PARALLEL_BYTES = 16 << 20  # below, starting threads costs more than they gain
-_VERIFY_BYTES = 1 << 20  # fits the cache, so that the digest reads there what was just copied
-
-
 def _view(base: Tensor, entry: TensorEntry) -> Tensor:
-    return view_of(base, entry.dtype, entry.shape, entry.strides, entry.offset)
+    """Make the view of a restored tensor that an entry describes."""
+    view = torch.empty(0, dtype=entry.dtype, device=base.device)
+    begin = base.storage_offset() * base.element_size() + entry.offset
+    return view.set_(base.untyped_storage(), begin // view.element_size(), entry.shape, entry.strides)

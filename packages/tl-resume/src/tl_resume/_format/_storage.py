@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tl_resume._format._dtypes import AS_REAL
 from tl_resume._format._entry import contiguous_strides, is_dense, span
 
 
@@ -175,15 +174,3 @@ def _stretch(tensors: list[Tensor], begin: int, end: int) -> Tensor:
     size = torch.empty(0, dtype=dtype).element_size()
     memory = torch.empty(0, dtype=dtype, device=tensors[0].device)
     return memory.set_(storage, (begin - storage.data_ptr()) // size, ((end - begin) // size,), (1,))
-
-
-def view_of(base: Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
-    """Make the view of a restored tensor that lies ``offset`` bytes behind its beginning."""
-    view = torch.empty(0, dtype=dtype, device=base.device)
-    begin = base.storage_offset() * base.element_size() + offset
-    return view.set_(base.untyped_storage(), begin // view.element_size(), shape, strides)
-
-
-def real_bytes(dtype: torch.dtype) -> int:
-    """Count the bytes of one element; of the complex dtypes too that the file holds as two numbers."""
-    return 16 if dtype is torch.complex128 else 4 if dtype in AS_REAL else dtype.itemsize

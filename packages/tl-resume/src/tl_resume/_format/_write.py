@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,9 @@ from typing import Any
 from tl_resume._format._chunks import HostCopies
 from tl_resume._format._direct import BLOCK_BYTES, direct_writer
 from tl_resume._format._encode import encode_state
-from tl_resume._format._header import build_header, count, new_digest, seal_header
+from tl_resume._format._header import build_header, new_digest, seal_header
 from tl_resume._format._replace import replacing
-from tl_resume._format._storage import Stored, real_bytes
+from tl_resume._format._storage import Stored
 
 # Larger states go to the disk past the page cache: it is faster, and does not push out what others need there.
 DIRECT_BYTES = 32 << 20
@@ -36,7 +37,7 @@ def write_state(path: str | os.PathLike[str], state: Any, *, progress: bool = Fa
         OSError: The disk is full, or the folder cannot be written. An old file is as it was.
     """
     tree, plan = encode_state(state)
-    total = sum(count(stored.shape) * real_bytes(stored.dtype) for stored in plan.stored)
+    total = sum(math.prod(stored.shape) * stored.dtype.itemsize for stored in plan.stored)
     header, ordered, digests_at = build_header(plan, tree, align=BLOCK_BYTES if total >= DIRECT_BYTES else 8)
     title = f"saving {Path(path).name}"
     with progress_bar(progress, title, total) as advance, replacing(path, durable=durable) as descriptor:
