@@ -147,6 +147,81 @@ def test_plain_data_are_put_back_when_a_later_object_refuses(tmp_path):
     )
 
 
+class Prefixed(nn.BatchNorm1d):
+    """A module with a layout of its own, made of torch's tensors and their versions."""
+
+    versions: Any = None
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        return super().state_dict(*args, **options)
+
+    def load_state_dict(self, state: Any, *args: Any, **options: Any) -> Any:
+        Prefixed.versions = getattr(state, "_metadata", None)
+        return super().load_state_dict(state, *args, **options)
+
+
+def test_modules_with_their_own_layout_are_put_back(tmp_path):
+    """When something later refuses its state, such a module has its old values again, loaded with torch's versions."""
+
+    def build(value: float) -> TrainingSetup:
+        model = Prefixed(2)
+        nn.init.constant_(model.weight, value)
+        return TrainingSetup(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), state={"late": Stubborn(int(value > 1))}
+        )
+
+    save_training_state(build(2.0), tmp_path / "state")
+    setup = build(1.0)
+    kept = setup.model.weight
+    with pytest.raises(ValueError, match="state\\['late'\\] could not be restored"):
+        load_training_state(setup, tmp_path / "state")
+    assert (setup.model.weight is kept, kept.tolist()) == (True, [1.0, 1.0])
+    assert Prefixed.versions == {"": {"version": 2}}
+
+
+class Shadow:
+    """Keeps the tensors that it is given, as they are."""
+
+    def __init__(self, device: str) -> None:
+        self.tensors = {"a": torch.ones(2, device=device), "b": [torch.ones(3, device=device), torch.ones(1)]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.tensors)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.tensors = state
+
+
+class Remembering(nn.Linear):
+    def __init__(self, device: str) -> None:
+        super().__init__(1, 1)
+        self.last = torch.ones(2, device=device)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"last": self.last}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.last = state["last"]
+
+
+def test_tensors_of_objects_come_to_the_device_where_they_were(tmp_path):
+    """Each tensor is where the fresh object has it, one that it does not have yet is on the CPU."""
+
+    def build(device: str) -> TrainingSetup:
+        model = Remembering(device)
+        state = {"shadow": Shadow(device)}
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.1), state=state)
+
+    saved = build("cpu")
+    saved.state["shadow"].tensors["late"] = torch.ones(1)
+    save_training_state(saved, tmp_path / "state")
+    setup = build("meta")  # stands for a GPU
+    load_training_state(setup, tmp_path / "state")
+    tensors = setup.state["shadow"].tensors
+    found = [tensors["a"], *tensors["b"], tensors["late"], setup.model.last]
+    assert [tensor.device.type for tensor in found] == ["meta", "meta", "cpu", "cpu", "meta"]
+
+
 def test_parameters_in_one_buffer_are_read_each_by_itself(tmp_path):
     """A model whose parameters are views of one buffer is stored once, and restored into its views."""
 

@@ -24,7 +24,7 @@ from tl_resume._generators import (
 )
 from tl_resume._iterators import is_stateful, made_iterators, own_entries, stateful_loaders
 from tl_resume._model_names import attributes, stray_tensors, trained_tensors
-from tl_resume._restore_module import ModuleRestorer
+from tl_resume._restore_module import ModuleRestorer, read_like
 from tl_resume._restore_optimizer import restore_hyperparameters, restore_optimizer
 from tl_resume._state import has_torch_layout, setup_modules
 from tl_resume._undo import Journal
@@ -160,7 +160,7 @@ class _Restorer:
         if keys[0] == "optimizers" or isinstance(value, torch.optim.Optimizer):
             restore_optimizer(value, keys, saved, self._file, self._names, self._journal)
         else:
-            self._journal.load(value, self._file.part(*keys, verify=False))
+            self._journal.load(value, read_like(self._file, keys, saved, value.state_dict()))
 
     def _module(self, module: nn.Module, keys: tuple[str, ...], place: str) -> None:
         self._journal.place = place

@@ -4,14 +4,40 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tl_resume._fit import is_lazy
 from tl_resume._format import StateFile, TensorEntry
 from tl_resume._model_names import clean_keys
 from tl_resume._undo import Journal
+
+
+def read_like(file: StateFile, keys: tuple[str, ...], saved: Any, live: Any) -> Any:
+    """Read a part of a file, each tensor to the device where the live state has it: it may be kept as it is given.
+
+    Args:
+        file: The file.
+        keys: Where the part is.
+        saved: Its skeleton.
+        live: The state that is there now; what it does not have goes to the CPU.
+    """
+    devices = _devices(live, saved)
+    return file.part(*keys, device=lambda entry: devices.get(entry.name, "cpu"), verify=False)
+
+
+def _devices(live: Any, saved: Any) -> dict[str, torch.device]:
+    if isinstance(saved, TensorEntry):
+        return {saved.name: live.device} if isinstance(live, Tensor) else {}
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(saved, dict) and isinstance(live, Mapping):
+        pairs = [(live.get(key), item) for key, item in saved.items()]
+    elif isinstance(saved, (list, tuple)) and isinstance(live, (list, tuple)):
+        pairs = list(zip(live, saved, strict=False))
+    return {name: device for pair in pairs for name, device in _devices(*pair).items()}
 
 
 class ModuleRestorer:
@@ -62,7 +88,10 @@ class ModuleRestorer:
         return {name: key for name, key in self._keys_of.items() if name not in self._in_place}
 
     def _filled(self) -> OrderedDict[str, Any]:
-        loaded = {key: self._file.part(*self._keys, name, verify=False) for name, key in self._other_keys().items()}
+        loaded = {
+            key: read_like(self._file, (*self._keys, name), self._saved[name], self._state[key])
+            for name, key in self._other_keys().items()
+        }
         filled = OrderedDict({**self._state, **loaded})
         if hasattr(self._state, "_metadata"):  # the versions of the modules
             filled._metadata = self._state._metadata  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Journal:
@@ -43,7 +43,7 @@ class Journal:
 
     def load(self, target: Any, state: Any) -> None:
         """Call ``target.load_state_dict(state)``."""
-        before = _copy(target.state_dict())
+        before = _copy(target)
         attributes = getattr(target, "__dict__", None)
         if attributes is not None:
             # A load_state_dict that updates __dict__, as those of schedulers do, sets whatever the file names. What
@@ -97,17 +97,27 @@ class Journal:
         if not plain or live.shape != saved.shape or live.dtype != saved.dtype:
             return saved
         target = live.detach()
-        before = target.clone()
+        before = target.to("cpu", copy=True)  # a second copy of all that there is may be too much for a device
         self.add(lambda: target.copy_(before))
         target.copy_(saved)
         return live
 
 
-def _copy(state: Any) -> Any:
+def _copy(target: Any) -> Any:
+    """Copy the state of an object: what it may keep as it is given on its device, that of a module on the CPU."""
+    state = target.state_dict()
     try:
+        if isinstance(target, nn.Module) and isinstance(state, dict):
+            copied = copy.copy(state)  # with the versions of torch's modules
+            copied.update({name: _on_cpu(value) for name, value in state.items()})
+            return copied
         return copy.deepcopy(state)
     except Exception:  # noqa: BLE001  what cannot be copied cannot be put back; it may still load well
         return None
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 def _put_back(attributes: dict[str, Any], own: dict[str, Any], told: set[str]) -> None:
