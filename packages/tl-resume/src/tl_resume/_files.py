@@ -60,8 +60,9 @@ def load_training_state(setup: TrainingSetup, path: str | os.PathLike[str], *, p
     or a module's load hook that raises the second time it is called, leaves it half done.
 
     Plain data are brought back in the dicts, lists and tensors that the setup has. An object gets its tensors on the
-    devices where its own ``state_dict()`` has them; a tensor that the setup does not have yet comes on the CPU. What the saved setup held as an iterator of its torchdata ``StatefulDataLoader``, the loader makes
-    anew once its state is loaded, and so is the iterator that the fresh setup has.
+    devices where its own ``state_dict()`` has them; a tensor that the setup does not have yet comes on the CPU. What
+    the saved setup held as an iterator of its torchdata ``StatefulDataLoader``, the loader makes anew once its state
+    is loaded, and so is the iterator that the fresh setup has.
 
     Args:
         setup: A setup built as the saved one was.
