@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import xxhash
+
+from tl_resume._format._chunks import memory_of
 
 # Containers that hold themselves end here.
 _MAX_DEPTH = 32
@@ -80,10 +81,7 @@ def _add_tensor(digest: Any, tensor: torch.Tensor) -> None:
         if tensor.is_meta or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
             return
         plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        nbytes = plain.numel() * plain.element_size()
-        if nbytes:
-            # the buffer itself: a view as bytes would need numpy, and does not exist for 0 dimensions
-            digest.update((ctypes.c_ubyte * nbytes).from_address(plain.data_ptr()))
+        digest.update(memory_of(plain))
     except (RuntimeError, NotImplementedError, TypeError, AttributeError):
         # a tensor inside of a torch.func transformation, a subclass without storage: it cannot be read from here
         digest.update(b"unread")

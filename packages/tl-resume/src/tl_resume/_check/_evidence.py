@@ -21,6 +21,8 @@ from tl_telemetry import (
     largest_gap,
 )
 
+Place = tuple[Piece, tuple[object, ...]]  # where a value lies in a capture: in which piece, and below it
+
 _NOISE_MARGIN = 3.0  # two repetitions show a part of what a third one may do
 _UNREPEATABLE = 0.1  # relative: above this, a loop that differs from itself tells nothing about a resume
 
@@ -121,7 +123,7 @@ class Evidence:
         return grouped
 
     @cached_property
-    def _set_by_load(self) -> set[tuple[Piece, tuple[object, ...]]]:
+    def _set_by_load(self) -> set[Place]:
         """The places that loading changed in the fresh setup."""
         return {(d.piece, d.path) for d in compare_captures(self.resumed.run.start, self.resumed.loaded)}
 
@@ -136,12 +138,12 @@ class Evidence:
         return {difference.piece for difference in moved if difference.piece.kind == "rng"}
 
     @cached_property
-    def moved(self) -> set[tuple[Piece, tuple[object, ...]]]:
+    def moved(self) -> set[Place]:
         """The places that changed between the start of the run and saving."""
         return {(d.piece, d.path) for d in compare_captures(self.save.run.start, self.save.saved)}
 
     @cached_property
-    def unsteady(self) -> set[tuple[Piece, tuple[object, ...]]]:
+    def unsteady(self) -> set[Place]:
         """The places that differ between two repetitions of one run: timers, ids."""
         if self.save.changed:
             return set()
@@ -176,7 +178,7 @@ class Evidence:
             return False
         # what save() changed is judged by itself too
         judged = (*self.differences, *self.save.changed)
-        lost = any(d.piece == piece and path[: len(d.path)] == d.path for d in judged)
+        lost = any(is_at((piece, path), d) for d in judged)
         return not lost and (piece, path) not in self.unsteady
 
     @cached_property
@@ -185,7 +187,7 @@ class Evidence:
         return self.parted(self.resumed.run) if self.repeatable else None
 
     @cached_property
-    def still_different(self) -> set[tuple[Piece, tuple[object, ...]]]:
+    def still_different(self) -> set[Place]:
         """The places that still differ from the uninterrupted run at the end.
 
         Where the runs part, that is told from the resumed half that had the cause put back, since weights that went
@@ -197,9 +199,7 @@ class Evidence:
 
     def remains(self, difference: StateDifference) -> bool:
         """Tell whether a difference after loading is still one at the end."""
-        place = difference.piece, difference.path
-        length = len(difference.path)
-        return any(piece == place[0] and path[:length] == place[1] for piece, path in self.still_different)
+        return any(is_at(place, difference) for place in self.still_different)
 
     def is_cause(self, piece: Piece) -> bool:
         """Tell whether a piece was established as (a part of) what makes the runs part."""
@@ -234,6 +234,12 @@ class Evidence:
             if strangers and not known.issuperset(strangers):
                 found[name] = strangers
         return found
+
+
+def is_at(place: Place, difference: StateDifference) -> bool:
+    """Tell whether a place is that of a difference, or lies below it."""
+    piece, path = place
+    return piece == difference.piece and path[: len(difference.path)] == difference.path
 
 
 def _is_as_changed(loaded: StateDifference, changed: StateDifference | None) -> bool:

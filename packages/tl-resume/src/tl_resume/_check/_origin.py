@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tl_telemetry import Piece, StateCapture, StateDifference
 
-_LOW_PRECISION = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+LOW_PRECISION = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,19 @@ def origin(
         return None
     if all(_at(fresh, d) is not None and _at(fresh, d) == _digest(d.b) for d in tensors):
         return Origin("fresh")
-    for dtype in _LOW_PRECISION:
-        if all(_is_rounded(d.tensor_a(), d.tensor_b(), dtype) for d in tensors):
+    for dtype in LOW_PRECISION:
+        if all(is_rounded(d.tensor_a(), d.tensor_b(), dtype) for d in tensors):
             return Origin("rounded", dtype=str(dtype).removeprefix("torch."))
     if all(_at(end, d) == _digest(d.b) for d in tensors):
         return Origin("end")
     return _elsewhere(tensors, saved)
 
 
-def _is_rounded(saved: Tensor | None, loaded: Tensor | None, dtype: torch.dtype) -> bool:
-    assert saved is not None
-    assert loaded is not None
-    if not saved.is_floating_point() or not loaded.is_floating_point():
+def is_rounded(exact: Tensor | None, other: Tensor | None, dtype: torch.dtype) -> bool:
+    """Tell whether a tensor holds the values of an exact one, rounded to a dtype; its own dtype may be any."""
+    if exact is None or other is None or not exact.is_floating_point() or not other.is_floating_point():
         return False
-    return torch.equal(saved.to(dtype).to(torch.float64), loaded.to(torch.float64))
+    return torch.equal(exact.to(dtype).to(torch.float64), other.to(torch.float64))
 
 
 def _elsewhere(tensors: Sequence[StateDifference], saved: StateCapture) -> Origin | None:

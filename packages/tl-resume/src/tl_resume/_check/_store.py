@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,8 @@ from pathlib import Path
 import torch
 import xxhash
 from torch import Tensor
+
+from tl_resume._format._chunks import memory_of
 
 _IN_MEMORY_BYTES = 1 << 20
 
@@ -40,7 +41,7 @@ class Store:
         if host.numel() < _IN_MEMORY_BYTES:
             return _InMemory(host.clone(), tensor.dtype, tensor.shape)
         path = self._folder / digest.hex()
-        path.write_bytes(_bytes(host))
+        path.write_bytes(memory_of(host))
         return _InFile(str(path), host.numel(), tensor.dtype, tensor.shape)
 
 
@@ -74,12 +75,5 @@ def _digest(tensor: Tensor) -> tuple[Tensor, bytes]:
     """Return a tensor's bytes (uint8, one dimension, on the CPU), and a digest of them, its dtype and its shape."""
     host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     hashed = xxhash.xxh3_128(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    hashed.update(_bytes(host))
+    hashed.update(memory_of(host))
     return host, hashed.digest()
-
-
-def _bytes(host: Tensor) -> memoryview:
-    """See the bytes of a CPU tensor of uint8 without copying them, and without numpy."""
-    if not host.numel():
-        return memoryview(b"")
-    return memoryview((ctypes.c_char * host.numel()).from_address(host.data_ptr())).cast("B")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tl_core import Finding
-from tl_resume._check._evidence import Evidence
+from tl_resume._check._evidence import Evidence, is_at
 from tl_resume._check._rules.data import is_loader, is_position
 from tl_resume._check._words import established, place, title, values
 from tl_resume._files import save_training_state
@@ -60,7 +60,7 @@ def _lost(evidence: Evidence, differences: list[StateDifference]) -> list[StateD
         d
         for d in differences
         if not _is_told_elsewhere(d)
-        and any(p == d.piece and path[: len(d.path)] == d.path for p, path in evidence.moved)
+        and any(is_at(moved, d) for moved in evidence.moved)
         and (evidence.remains(d) or (_is_number(d) and _decides(evidence, d)))
         and (d.piece, d.path) not in evidence.unsteady
     ]
@@ -69,8 +69,8 @@ def _lost(evidence: Evidence, differences: list[StateDifference]) -> list[StateD
 def _is_number(difference: StateDifference) -> bool:
     if difference.kind == "tensor":
         return difference.tensor is not None and difference.tensor.num_elements == 1
-    values = difference.plain_a, difference.plain_b
-    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    both = difference.plain_a, difference.plain_b
+    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in both)
 
 
 def _decides(evidence: Evidence, difference: StateDifference) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence
+from tl_resume._check._origin import LOW_PRECISION, is_rounded
 from tl_resume._check._words import figures_part, module_names, tensor_names, title, values
 from tl_telemetry import Piece, StateDifference
 
@@ -108,6 +107,5 @@ def _fix(changed: dict[Piece, list[StateDifference]]) -> str:
 
 def _rounded(difference: StateDifference) -> bool:
     a, b = difference.tensor_a(), difference.tensor_b()
-    if a is None or b is None or a.dtype != b.dtype or not a.is_floating_point():
-        return a is not None and b is not None and a.dtype != b.dtype
-    return any(torch.equal(a.to(low).to(a.dtype), b) for low in (torch.bfloat16, torch.float16))
+    converted = a is not None and b is not None and a.dtype != b.dtype
+    return converted or any(is_rounded(a, b, low) for low in LOW_PRECISION)
