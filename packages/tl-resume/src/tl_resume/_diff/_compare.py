@@ -22,6 +22,9 @@ from tl_resume._diff._values import compare_plain, shown
 
 State = Mapping[str, Any] | TrainingSetup | str | os.PathLike[str]
 
+# Damaged tensors that are named in notes.
+_MAX_DAMAGES = 5
+
 
 def diff_states(a: State, b: State, *, rtol: float = 0.0, atol: float = 0.0) -> StateDiff:
     """Compare two training states, wherever they are, and say what differs and where.
@@ -203,10 +206,6 @@ class _Run:
             return found
         rest = f"{counted(more, 'more tensor')} {'is' if more == 1 else 'are'} damaged: tl-resume verify names all"
         return [*found[:_MAX_DAMAGES], rest]
-
-
-# Damaged tensors that are named in notes.
-_MAX_DAMAGES = 5
 
 
 def _difference(title: str, named: Label, kind: str, a: Any = None, b: Any = None, **numbers: Any) -> Difference:

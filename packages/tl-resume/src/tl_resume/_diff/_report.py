@@ -155,7 +155,7 @@ class StateDiff:
 
     @property
     def judged(self) -> bool:
-        """Whether every file was read, or is the same byte for byte."""
+        """Whether every file was read, or compared byte for byte."""
         return all(item.same_bytes or item.side == "both" for item in self.unreadable)
 
     def as_dict(self) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from tl_resume._format import StateFileError
 from tl_resume._format._dtypes import DTYPE_NAMES, FROM_FILE
+from tl_resume._format._header import MAX_HEADER_BYTES
 
-# safetensors allows no longer header
-MAX_HEADER_BYTES = 100_000_000
 # One chunk of each side and the CPU's cache: measured, larger ones are slower. A multiple of every element's size.
 CHUNK_BYTES = 1 << 20
 # Numbers smaller than a byte: torch cannot compute with them, their bytes are compared.

@@ -164,16 +164,9 @@ def _flat(tensor: AnyTensor) -> AnyTensor:
 def _equal_bytes(a: Tensor, b: Tensor) -> bool:
     """Compare as the widest integers that fit: as fast as memory, and right for NaN; -0.0 is looked at later."""
     raw_a, raw_b = a.view(torch.uint8), b.view(torch.uint8)
-    if raw_a.numel() % 8 == 0 and not (raw_a.data_ptr() % 8 or raw_b.data_ptr() % 8):
-        return _equal_words(raw_a, raw_b)
+    if not (raw_a.numel() % 8 or any(raw.data_ptr() % 8 or raw.storage_offset() % 8 for raw in (raw_a, raw_b))):
+        raw_a, raw_b = raw_a.view(torch.int64), raw_b.view(torch.int64)
     return torch.equal(raw_a, raw_b)
-
-
-def _equal_words(a: Tensor, b: Tensor) -> bool:
-    try:
-        return torch.equal(a.view(torch.int64), b.view(torch.int64))
-    except RuntimeError:  # a storage offset that is no multiple of 8 bytes
-        return torch.equal(a, b)
 
 
 def _widened(tensor: Tensor) -> Tensor:

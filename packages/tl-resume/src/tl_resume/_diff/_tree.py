@@ -10,20 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from tl_resume._diff._stored import StoredTensor
 from tl_resume._diff._tensors import AnyTensor
+from tl_resume._format._sparse import SPARSE, sparse_parts
 
 Path = tuple[Any, ...]
 SCALARS = (bool, int, float, complex, str, type(None))
-_SPARSE_PARTS = {
-    torch.sparse_coo: (("indices", "_indices"), ("values", "_values")),
-    torch.sparse_csr: (("pointers", "crow_indices"), ("indices", "col_indices"), ("values", "values")),
-    torch.sparse_bsr: (("pointers", "crow_indices"), ("indices", "col_indices"), ("values", "values")),
-    torch.sparse_csc: (("pointers", "ccol_indices"), ("indices", "row_indices"), ("values", "values")),
-    torch.sparse_bsc: (("pointers", "ccol_indices"), ("indices", "row_indices"), ("values", "values")),
-}
 PACKED = getattr(torch, "float4_e2m1fn_x2", None)
 
 
@@ -88,10 +83,9 @@ def _gather(value: Any, path: Path, flat: Flat) -> None:
     if isinstance(value, Mapping):
         flat.containers[path] = "dict"
         children = list(value.items())
-    elif isinstance(value, Tensor) and value.layout in _SPARSE_PARTS:
+    elif isinstance(value, Tensor) and value.layout in SPARSE:
         flat.containers[path] = "dict"
-        children = [(name, getattr(value.detach(), method)()) for name, method in _SPARSE_PARTS[value.layout]]
-        children.append(("size", tuple(value.shape)))
+        children = [*sparse_parts(value).items(), ("size", tuple(value.shape))]
     elif isinstance(value, Tensor) and value.is_nested:
         flat.containers[path] = "list"
         children = list(enumerate(value.detach().unbind()))
@@ -125,7 +119,7 @@ def _leaf(value: Any) -> Any:
 
 
 def _tensor_leaf(tensor: Tensor) -> Any:
-    if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
+    if is_lazy(tensor):
         return "<uninitialised tensor of a lazy module>"
     label = str(tensor.dtype).removeprefix("torch.")
     if tensor.is_meta:

@@ -59,7 +59,5 @@ def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Count the elements from the first to the last one of a layout, gaps included."""
-    if 0 in shape:
-        return 0
+    """Count the elements from the first to the last one of a layout that has any, gaps included."""
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
