@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tl_core import TrainingSetup
-from tl_resume._diff import _names
 from tl_resume._diff._lines import counted
+from tl_resume._diff._named_sections import named_after, with_names
+from tl_resume._diff._pairs import paired
 from tl_resume._diff._report import Difference, Entry, StateDiff, Unreadable
-from tl_resume._diff._sections import Label, Section, is_tensor, label
+from tl_resume._diff._sections import Label, Section, label
 from tl_resume._diff._sources import Source, open_source
 from tl_resume._diff._stored import StoredTensor
 from tl_resume._diff._tensors import Comparer
@@ -92,8 +93,9 @@ class _Run:
     def compare(self, a: Source, b: Source) -> StateDiff:
         self._refused(a, b)
         if "" not in a.refused and "" not in b.refused:
-            for x, y in _paired(_left(a, b), _left(b, a)):
-                self._section(*named_alike(x and with_names(x, a), y and with_names(y, b)))
+            for x, y in paired(a, b):
+                x, y = x and with_names(x, a), y and with_names(y, b)
+                self._section(x and named_after(x, y), y and named_after(y, x))
         return StateDiff(
             a.label,
             b.label,
@@ -117,7 +119,7 @@ class _Run:
             if x is None or y is None:
                 side, source, other = (0, a, b) if y is None else (1, b, a)
                 self.unreadable.append(Unreadable("ab"[side], file or source.label, source.refused[file]))
-                if file and all(_file(section) != file for section in other.sections):
+                if file and all(section.file != file for section in other.sections):
                     self.only[side].append(Entry(file, "", "a file that is not read"))
                 continue
             same = x.shape == y.shape and not self.comparer.compare(x, y).num_different
@@ -236,100 +238,6 @@ def _below(path: Path, hidden: set[Path]) -> bool:
     return bool(hidden) and any(path[:length] in hidden for length in range(len(path) + 1))
 
 
-def _left(source: Source, other: Source) -> list[Section]:
-    """Leave out the files of a folder whose counterpart is not read."""
-    refused = {file for file in other.refused if file not in source.refused}
-    return [section for section in source.sections if _file(section) not in refused]
-
-
-def _file(section: Section) -> str:
-    """Return the file of a folder that a section is from."""
-    return section.title.partition(": ")[0]
-
-
-def _paired(a: list[Section], b: list[Section]) -> Iterator[tuple[Section | None, Section | None]]:
-    """Bring together the sections of one title, then those that are the only ones left of their kind.
-
-    What has no title is paired last, unless it is of the same kind: a bare state dict is the other side's model.
-    """
-    a, b = _lifted(a, b), _lifted(b, a)
-    pairs: dict[int, Section] = {}
-    rest = list(b)
-
-    def take(one: Section, candidates: list[Section]) -> None:
-        if id(one) not in pairs and candidates:
-            pairs[id(one)] = candidates[0]
-            rest.remove(candidates[0])
-
-    for one in a:
-        take(one, [other for other in rest if other.title == one.title and (one.title or other.kind == one.kind)])
-    for one in a:
-        if id(one) not in pairs and one.kind:
-            alike = [other for other in rest if other.kind == one.kind]
-            alone = sum(x.kind == one.kind and id(x) not in pairs for x in a) == 1
-            take(one, alike if len(alike) == 1 and alone else [])
-    for one in a:
-        take(one, [other for other in rest if not (other.title or one.title)])
-    for one in a:
-        yield one, pairs.get(id(one))
-    for other in rest:
-        yield None, other
-
-
-def _lifted(sections: list[Section], others: list[Section]) -> list[Section]:
-    """Make sections of loose values that are sections on the other side, so that they meet there."""
-    titles = {other.title for other in others if other.title} - {section.title for section in sections}
-    lifted: list[Section] = []
-    for section in sections:
-        loose = section.value if not section.title and isinstance(section.value, Mapping) else {}
-        found = [key for key in loose if isinstance(key, str) and key in titles]
-        if found:
-            kept = {key: value for key, value in loose.items() if key not in found}
-            lifted.append(Section("", section.kind, kept, section.ordered))
-            lifted += [Section(key, "", loose[key], section.ordered) for key in found]
-        else:
-            lifted.append(section)
-    return lifted
-
-
 def _title(a: Section | None, b: Section | None) -> str:
     titles = dict.fromkeys(section.title for section in (a, b) if section is not None and section.title)
     return " / ".join(titles)
-
-
-def named_alike(a: Section | None, b: Section | None) -> tuple[Section | None, Section | None]:
-    """Name the parameters of an optimizer that are known by index after those of the other side."""
-    return _named_after(a, b), _named_after(b, a)
-
-
-def _named_after(section: Section | None, other: Section | None) -> Section | None:
-    if section is None or not _by_index(section):
-        return section
-    names = {}
-    if other is not None and _names.is_optimizer(other.value) and not _by_index(other):
-        names = _names.names_from_other(section.value, other.value)
-    return Section(section.title, section.kind, _names.renamed(section.value, names), section.ordered)
-
-
-def _by_index(section: Section) -> bool:
-    return _names.is_optimizer(section.value) and _names.is_by_index(section.value)
-
-
-def with_names(section: Section, source: Source) -> Section:
-    """Name an optimizer's parameters by what its own side tells; by index they stay where it tells nothing."""
-    if not _by_index(section):
-        return section
-    optimizer = section.value
-    names = _names.own_names(optimizer)
-    for model in source.sections:
-        if not names and model.kind == "model" and model.ordered and isinstance(model.value, Mapping):
-            tensors = {name: value for name, value in model.value.items() if is_tensor(value)}
-            names = _names.names_from_model(optimizer, tensors)
-            if names:
-                name = model.title or "the model"
-                source.notes.append(
-                    f"{section.title or source.label} goes by index: its parameters are named after {name}, "
-                    "whose order and shapes agree"
-                )
-    value = _names.renamed(optimizer, names) if names else optimizer
-    return Section(section.title, section.kind, value, section.ordered)

@@ -34,6 +34,11 @@ class Section:
     value: Any
     ordered: bool = True
 
+    @property
+    def file(self) -> str:
+        """The file that it is from, where the state is a folder."""
+        return self.title.partition(": ")[0]
+
 
 @dataclass(frozen=True)
 class Label:

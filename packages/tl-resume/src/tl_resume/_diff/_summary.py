@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tl_resume._diff._compare import named_alike, with_names
 from tl_resume._diff._lines import Line, counted, table
+from tl_resume._diff._named_sections import named_after, with_names
 from tl_resume._diff._sections import Label, label
 from tl_resume._diff._sources import open_path
 from tl_resume._diff._tree import TensorLeaf, flatten
@@ -109,8 +109,7 @@ def summarise(path: Path) -> Summary:
         source = open_path(path, stack)
         parts = []
         for given in source.sections:
-            section, _ = named_alike(with_names(given, source), None)
-            assert section is not None
+            section = named_after(with_names(given, source), None)
             part = Part(section.title, section.kind)
             flat = flatten(section.value)
             for place, leaf in flat.leaves.items():
