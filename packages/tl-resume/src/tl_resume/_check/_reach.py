@@ -17,7 +17,8 @@ from tl_resume._check._refill import is_immutable, refill
 
 _WRAPPED_BY = ("__wrapped__", "_torchdynamo_orig_callable")
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
-_TOO_LONG = 100
+_TOO_LONG = 100  # a container with more members holds data, not the parts of a loop
+OWN_OBJECT = "'s own object ("  # in the name of a place: between a function's name and its object's type
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class _Walk:
     def own_object(self, name: str, owner: Any) -> None:
         """Add the object that a callable keeps its state in."""
         key = (object, id(owner))
-        text = f"{name}'s own object ({type(owner).__name__})"
+        text = f"{name}{OWN_OBJECT}{type(owner).__name__})"
         self._add(key, text, lambda: owner, lambda value: refill(owner, value), _cannot_delete(text))
 
     def _add(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tl_core import group_names
 from tl_resume._check._evidence import Evidence
 from tl_resume._check._parting import Parting
+from tl_resume._check._reach import OWN_OBJECT
 from tl_telemetry import Divergence, Piece, StateDifference
 
 _MAX_SHOWN = 4
@@ -72,7 +73,7 @@ def below(difference: StateDifference) -> str:
 
 def _outside(name: str, path: Sequence[object]) -> str:
     """Write a place outside of the setup: ``COUNT``, ``seen (closure of step)``, ``Trainer.seen (the object ...)``."""
-    owner, parted, kind = name.partition("'s own object (")
+    owner, parted, kind = name.partition(OWN_OBJECT)
     if parted:
         return f"{kind.removesuffix(')')}{_attributes(path)} (the object that {owner} is bound to)"
     own, bracket, rest = name.partition(" (")

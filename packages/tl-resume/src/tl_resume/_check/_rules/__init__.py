@@ -32,11 +32,11 @@ def findings(evidence: Evidence) -> list[Finding]:
     found = [finding for rule in RULES for finding in rule(evidence)]
     found.sort(key=lambda f: (not f.evidence.get("is_cause", False), rank[f.rule]))
     first = next((f for f in found if f.evidence.get("is_cause")), None)
-    found = [f if f is first else _without_effect(f) for f in found]
+    found = [f if f is first else _effect_left_out(f) for f in found]
     return found or list(undecided.diverges(evidence))
 
 
-def _without_effect(finding: Finding) -> Finding:
+def _effect_left_out(finding: Finding) -> Finding:
     """Leave out how the runs part, which the first finding has said for all pieces of the cause."""
     if not finding.evidence.get("is_cause"):
         return finding

@@ -137,39 +137,8 @@ def _stays(evidence: Evidence, difference: StateDifference) -> bool:
 def _finding(
     evidence: Evidence, piece: Piece, rule: str, differences: list[StateDifference], is_cause: bool
 ) -> Finding:
-    come = origin(differences, evidence.save.saved, evidence.resumed.run.start, evidence.full.finished)
-    seen = _differing(evidence, piece)
-    cause, fix = _generic_cause(evidence, piece, come), _FIX[piece.kind]
-    if piece.kind == "weights" and _not_in_state_dict(evidence, piece):
-        fix = "register the buffer with persistent=True, or save and restore it beside the state_dict()"
-    restores = [r for r in evidence.resumed.restored if piece in r.pieces]
-    if any(piece in r.right for r in restores):
-        rule = "restored-then-overwritten"
-        cause = (
-            f"{title(piece)}: as saved when load_state_dict() returned, and changed by load() after that; building a "
-            "scheduler writes lr and initial_lr of its optimizer, and loading one thing may overwrite another"
-        )
-        fix = "build everything first, then restore: model, optimizer, scheduler, and change nothing after that"
-    elif come is not None and come.kind == "rounded":
-        rule = "loaded-in-lower-precision"
-        cause = (
-            f"the loaded values are the saved ones rounded to {come.dtype}: the checkpoint was written in {come.dtype}"
-        )
-        fix = "save the training state in the precision that it has; write a smaller copy for inference beside it"
-    elif come is not None and come.kind == "end":
-        rule = "checkpoint-by-reference"
-        cause = (
-            "the loaded values are those of the end of the run that saved: the checkpoint refers to the live tensors, "
-            "which training went on to change (state_dict() does not copy)"
-        )
-        fix = (
-            "write the file before save() returns, or copy: copy.deepcopy(model.state_dict()), tensor.detach().clone()"
-        )
-    elif come is not None and come.kind == "elsewhere" and come.source is not None:
-        rule, cause, fix = _from_elsewhere(piece, rule, come)
-    elif restores and any(r.missing or r.unexpected for r in restores):
-        cause, fix = _not_strict(restores[-1].missing, restores[-1].unexpected)
-    effect = _effect(evidence, piece, is_cause)
+    rule, cause, fix = _explained(evidence, piece, rule, differences)
+    seen, effect = _differing(evidence, piece), _effect(evidence, piece, is_cause)
     return Finding(
         rule,
         f"{seen}{effect}",
@@ -179,6 +148,40 @@ def _finding(
         parameters=tuple(dict.fromkeys(str(d.path[0]) for d in differences if piece.kind == "weights")),
         evidence={"is_cause": is_cause, "piece": title(piece), "differs": seen, "effect": effect},
     )
+
+
+def _explained(evidence: Evidence, piece: Piece, rule: str, differences: list[StateDifference]) -> tuple[str, str, str]:
+    """Return the rule, the cause and the fix: from how load() worked, from where the values come, or in general."""
+    come = origin(differences, evidence.save.saved, evidence.resumed.run.start, evidence.full.finished)
+    restores = [r for r in evidence.resumed.restored if piece in r.pieces]
+    if any(piece in r.right for r in restores):
+        return (
+            "restored-then-overwritten",
+            f"{title(piece)}: as saved when load_state_dict() returned, and changed by load() after that; building a "
+            "scheduler writes lr and initial_lr of its optimizer, and loading one thing may overwrite another",
+            "build everything first, then restore: model, optimizer, scheduler, and change nothing after that",
+        )
+    if come is not None and come.kind == "rounded":
+        return (
+            "loaded-in-lower-precision",
+            f"the loaded values are the saved ones rounded to {come.dtype}: the checkpoint was written in {come.dtype}",
+            "save the training state in the precision that it has; write a smaller copy for inference beside it",
+        )
+    if come is not None and come.kind == "end":
+        return (
+            "checkpoint-by-reference",
+            "the loaded values are those of the end of the run that saved: the checkpoint refers to the live tensors, "
+            "which training went on to change (state_dict() does not copy)",
+            "write the file before save() returns, or copy: copy.deepcopy(model.state_dict()), tensor.detach().clone()",
+        )
+    if come is not None and come.kind == "elsewhere" and come.source is not None:
+        return _from_elsewhere(piece, rule, come)
+    if any(r.missing or r.unexpected for r in restores):
+        return rule, *_not_strict(restores[-1].missing, restores[-1].unexpected)
+    fix = _FIX[piece.kind]
+    if piece.kind == "weights" and _not_in_state_dict(evidence, piece):
+        fix = "register the buffer with persistent=True, or save and restore it beside the state_dict()"
+    return rule, _generic_cause(evidence, piece, come), fix
 
 
 def _differing(evidence: Evidence, piece: Piece) -> str:
