@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections import deque
 from textwrap import dedent
 
 import numpy as np
@@ -85,6 +86,16 @@ def test_a_change_of_any_leaf_shows_in_a_state_file(tmp_path, name):
     write_state(tmp_path / "state.safetensors", MESSY)
     (difference,) = diff_states(tmp_path / "state.safetensors", changed).differences
     assert (difference.section or difference.name, difference.kind) == (name, "value")
+
+
+def test_tensors_of_a_deque_show(tmp_path):
+    """Tensors of a queue, such as the last losses, are compared in a state file as in memory."""
+    write_state(tmp_path / "a.safetensors", {"last": deque([torch.zeros(2), 1], maxlen=5)})
+    assert diff_states(tmp_path / "a.safetensors", {"last": deque([torch.zeros(2), 1])}).same
+    diff = diff_states(tmp_path / "a.safetensors", {"last": deque([torch.ones(2), 1])})
+    assert [str(difference) for difference in diff.differences] == [
+        "last[0]: 2 of 2 elements differ, by up to 1; [0]: 0 -> 1"
+    ]
 
 
 def test_a_changed_view_shows(tmp_path):

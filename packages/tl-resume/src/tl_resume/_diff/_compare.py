@@ -12,10 +12,11 @@ from typing import Any
 from tl_core import TrainingSetup
 from tl_resume._diff._lines import counted
 from tl_resume._diff._named_sections import named_after, with_names
+from tl_resume._diff._open import open_source
 from tl_resume._diff._pairs import paired
 from tl_resume._diff._report import Difference, Entry, StateDiff, Unreadable
 from tl_resume._diff._sections import Label, Section, label
-from tl_resume._diff._sources import Source, open_source
+from tl_resume._diff._sources import Source
 from tl_resume._diff._stored import StoredTensor
 from tl_resume._diff._tensors import Comparer
 from tl_resume._diff._tree import Flat, Path, TensorLeaf, flatten

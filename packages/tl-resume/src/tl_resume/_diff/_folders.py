@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tl_resume._diff._sections import Section
-from tl_resume._diff._sources import Source, open_path, read_json
+from tl_resume._diff._sources import Source, open_file, read_json
 from tl_resume._diff._stored import whole_file
 from tl_resume._format import StateFileError
 
-_INDEX = ".index.json"
+INDEX = ".index.json"
 _KINDS = {
     "model.safetensors": "model",
     "pytorch_model.bin": "model",
@@ -44,7 +44,7 @@ def open_folder(path: Path, stack: ExitStack) -> Source:
         raise StateFileError(f"{path}: a folder without files")
     source = Source(str(path), [], "a folder")
     shards: set[str] = set()
-    for index in (file for file in files if file.name.endswith(_INDEX)):
+    for index in (file for file in files if file.name.endswith(INDEX)):
         section, names = _sharded(index, stack)
         source.sections.append(section)
         shards |= names | {index.name}
@@ -71,7 +71,7 @@ def _add(source: Source, file: Path, stack: ExitStack) -> None:
         source.sections.append(Section(file.name, "", {"bytes of the file": whole_file(file, stack)}))
         return
     try:
-        inner = open_path(file, stack)
+        inner = open_file(file, stack)
     except StateFileError as error:
         inner = Source(file.name, [], "")
         inner.refused[""] = str(error).removeprefix(f"{file}").lstrip(": ")
@@ -99,7 +99,7 @@ def _sharded(index: Path, stack: ExitStack) -> tuple[Section, set[str]]:
     for name in files:
         if not _is_shard(name):
             raise StateFileError(f"{index}: names the shard {name!r}, which is not a file beside it")
-        shard = open_path(index.parent / name, stack)
+        shard = open_file(index.parent / name, stack)
         if shard.refused:
             raise StateFileError(f"{index.parent / name}: {shard.refused['']}")
         for section in shard.sections:
@@ -109,7 +109,7 @@ def _sharded(index: Path, stack: ExitStack) -> tuple[Section, set[str]]:
     if missing:
         raise StateFileError(f"{index}: the shards lack {missing[0]!r} and {len(missing) - 1} more of its tensors")
     ordered = all(not name.endswith(".safetensors") for name in files)
-    return Section(index.name.removesuffix(_INDEX), "model", tensors, ordered), set(files)
+    return Section(index.name.removesuffix(INDEX), "model", tensors, ordered), set(files)
 
 
 def _is_shard(name: str) -> bool:
@@ -118,4 +118,4 @@ def _is_shard(name: str) -> bool:
         os.fsencode(name)
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
         return False
-    return Path(name).name == name and "\0" not in name and not name.endswith(_INDEX)
+    return Path(name).name == name and "\0" not in name and not name.endswith(INDEX)

@@ -1,11 +1,11 @@
-"""What can be compared: states in memory, live setups, files and folders, opened without reading the tensors."""
+"""Files that can be compared, opened without reading the tensors."""
 
 from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from tl_core import TrainingSetup
 from tl_resume._diff._sections import Section, split
-from tl_resume._diff._stored import StoredTensor, read_header, stored_tensors, whole_file
+from tl_resume._diff._stored import StoredTensor, stored_tensors, whole_file
 from tl_resume._diff._torch_files import ZIP_MAGIC, RefusedFileError, load_torch_file
 from tl_resume._diff._tree import PACKED, array_label
 from tl_resume._format import StateFile, StateFileError, TensorEntry
@@ -50,58 +49,22 @@ class Source:
     notes: list[str] = field(default_factory=list)
 
 
-def open_source(given: Any, argument: str, stack: ExitStack) -> Source:
-    """Open one side of a comparison.
-
-    Args:
-        given: A nested dict, a ``TrainingSetup``, or the path of a file or folder.
-        argument: What it was passed as, for messages.
-        stack: What closes its files at the end.
-
-    Raises:
-        StateFileError: A file is damaged, or of a kind that cannot be read.
-        OSError: A file cannot be opened.
-        TypeError: It is something else.
-    """
-    if isinstance(given, TrainingSetup):
-        from tl_resume._state import training_state
-
-        return Source("the setup", split(training_state(given)), "a live setup")
-    if isinstance(given, (str, os.PathLike)):
-        return open_path(Path(given), stack)
-    if isinstance(given, Mapping):
-        return Source(argument, split(given), "a state in memory")
-    hint = f": pass {argument}.state_dict()" if callable(getattr(given, "state_dict", None)) else ""
-    raise TypeError(
-        f"{argument} must be a state (a nested dict), a TrainingSetup or the path of a file or folder, "
-        f"got a {type(given).__name__}{hint}"
-    )
-
-
-def open_path(path: Path, stack: ExitStack) -> Source:
-    """Open a file or a folder.
+def open_file(path: Path, stack: ExitStack) -> Source:
+    """Open a file.
 
     Raises:
         StateFileError: It is damaged, or of a kind that cannot be read.
         OSError: It cannot be opened.
     """
-    if path.is_dir():
-        from tl_resume._diff._folders import open_folder
-
-        return open_folder(path, stack)
-    if not path.is_file() and path.exists():
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would wait for somebody to write to it
         raise StateFileError(f"{path}: neither a file nor a folder")
     with path.open("rb") as file:
         start = file.read(9)
     if _is_torch(start):
         return _open_torch(path, stack)
     if start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 32:
-        return open_safetensors(path, stack)
+        return _open_safetensors(path, stack)
     if path.suffix == ".json":
-        if path.name.endswith(".index.json"):
-            from tl_resume._diff._folders import open_index
-
-            return open_index(path, stack)
         return Source(str(path), [Section("", "", read_json(path))], "a JSON file")
     raise StateFileError(f"{path}: neither a safetensors file nor one of torch.save")
 
@@ -120,16 +83,9 @@ def _open_torch(path: Path, stack: ExitStack) -> Source:
     return Source(str(path), split(content), "a torch.save file", notes=[note] if note else [])
 
 
-def open_safetensors(path: Path, stack: ExitStack) -> Source:
-    """Open a safetensors file, ours or anybody's.
-
-    Raises:
-        StateFileError: It is damaged.
-        OSError: It cannot be opened.
-    """
-    header, _ = read_header(path)
-    metadata = header.get("__metadata__")
-    tensors = stored_tensors(path, stack)
+def _open_safetensors(path: Path, stack: ExitStack) -> Source:
+    """Open a safetensors file, ours or anybody's."""
+    tensors, metadata = stored_tensors(path, stack)
     if isinstance(metadata, dict) and KEY in metadata:
         file = stack.enter_context(StateFile(path))
         damage = functools.cache(functools.partial(_damage, file))  # views have the bytes of one tensor
@@ -156,8 +112,8 @@ def _placed(node: Any, stored: Callable[[TensorEntry], StoredTensor]) -> Any:
         return {key: _placed(item, stored) for key, item in node.items()}
     if isinstance(node, list):
         return [_placed(item, stored) for item in node]
-    if type(node) is tuple:
-        return tuple(_placed(item, stored) for item in node)
+    if isinstance(node, deque) or type(node) is tuple:
+        return type(node)(_placed(item, stored) for item in node)
     return node
 
 

@@ -102,7 +102,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def stored_tensors(path: Path, stack: ExitStack) -> dict[str, StoredTensor]:
+def stored_tensors(path: Path, stack: ExitStack) -> tuple[dict[str, StoredTensor], Any]:
     """List the tensors of a safetensors file, anybody's.
 
     Args:
@@ -110,7 +110,7 @@ def stored_tensors(path: Path, stack: ExitStack) -> dict[str, StoredTensor]:
         stack: What closes the file at the end.
 
     Returns:
-        The tensors by stored name, in the order of their bytes.
+        The tensors by stored name, in the order of their bytes, and the header's ``__metadata__``; None without.
 
     Raises:
         StateFileError: The file is not a whole safetensors file.
@@ -141,7 +141,7 @@ def stored_tensors(path: Path, stack: ExitStack) -> dict[str, StoredTensor]:
         found[name] = tensor
     if end != size:
         raise StateFileError(f"{path}: {size - end:,} bytes behind the last tensor")
-    return found
+    return found, header.get("__metadata__")
 
 
 def _checked(path: Path, entries: list[tuple[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:

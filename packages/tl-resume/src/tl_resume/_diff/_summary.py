@@ -9,8 +9,8 @@ from typing import Any
 
 from tl_resume._diff._lines import Line, counted, table
 from tl_resume._diff._named_sections import named_after, with_names
+from tl_resume._diff._open import open_path
 from tl_resume._diff._sections import Label, label
-from tl_resume._diff._sources import open_path
 from tl_resume._diff._tree import TensorLeaf, flatten
 from tl_resume._diff._values import jsonable, shown, size
 
