@@ -35,7 +35,11 @@ class Divergence:
 
 
 class RunTrace:
-    """The losses and the L2 norms of all parameters and buffers of a run, kept on the device until they are read."""
+    """The losses and the L2 norms of all parameters and buffers of a run, kept on the device until they are read.
+
+    Attributes:
+        main_loss: the name of the last recorded step's main loss: ``"loss"``, else the first one.
+    """
 
     def __init__(self) -> None:
         self._losses: dict[int, dict[str, Tensor | float]] = {}

@@ -27,8 +27,8 @@ from tl_telemetry._capture._nodes import (
     Values,
 )
 from tl_telemetry._capture._objects import blank, delete_attribute, set_attribute
+from tl_telemetry._capture._pieces import StateCapture
 from tl_telemetry._capture._reuse import Reuse, fits_array
-from tl_telemetry._capture._setup_state import StateCapture
 from tl_telemetry._capture._walk import state_attributes
 from tl_telemetry._tensors import is_lazy
 

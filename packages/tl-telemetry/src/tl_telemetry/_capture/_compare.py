@@ -27,7 +27,7 @@ from tl_telemetry._capture._nodes import (
     TensorNode,
     Values,
 )
-from tl_telemetry._capture._setup_state import Piece, StateCapture
+from tl_telemetry._capture._pieces import Piece, StateCapture
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def shown(node: Node | None) -> str:
         return f"a {node.content.dtype} array of shape {node.content.shape}"
     if isinstance(node, (Container, Values)):
         count = len(node.items if isinstance(node, Container) else node.values)
-        noun = node.type.__name__ if node.kind != "by parameter" else "dict"
+        noun = node.type.__name__
         return noun if node.kind in ("object", "module") else f"a {noun} of {count} item{'' if count == 1 else 's'}"
     if isinstance(node, Generator):
         return f"a {node.kind} in another state"

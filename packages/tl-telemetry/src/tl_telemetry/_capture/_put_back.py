@@ -15,9 +15,8 @@ from tl_telemetry._capture._generators import put_back_generator
 from tl_telemetry._capture._modules import module_tensors
 from tl_telemetry._capture._nodes import Container, Generator, Node, Plain, TensorNode
 from tl_telemetry._capture._objects import delete_attribute, set_attribute
+from tl_telemetry._capture._pieces import Piece, StateCapture
 from tl_telemetry._capture._setup_state import (
-    Piece,
-    StateCapture,
     named_parameters,
     named_state,
     numpy_generator,

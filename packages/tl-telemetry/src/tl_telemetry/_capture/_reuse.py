@@ -12,7 +12,8 @@ from tl_telemetry._capture._generators import fits_generator
 from tl_telemetry._capture._kinds import is_array
 from tl_telemetry._capture._modules import module_parts, module_tensors
 from tl_telemetry._capture._nodes import Array, Container, Generator, Node, Opaque, Stateful, TensorNode, Values
-from tl_telemetry._capture._setup_state import StateCapture, walk_setup
+from tl_telemetry._capture._pieces import StateCapture
+from tl_telemetry._capture._setup_state import walk_setup
 from tl_telemetry._capture._walk import Walk
 from tl_telemetry._tensors import is_lazy
 

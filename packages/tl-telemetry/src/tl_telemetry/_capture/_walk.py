@@ -26,6 +26,7 @@ Keep = Callable[[Tensor], tuple[Callable[[], Tensor] | None, bytes | None]]
 _LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 _MAX_DEPTH = 60  # of some six calls each, where Python allows a thousand
 _LONG = 8  # more immutable values than that are one node
+_LIBRARY_LEVEL = 10  # levels that one of a library's object counts for: what moves lies near its surface
 
 
 def keep_in_memory(tensor: Tensor) -> tuple[Callable[[], Tensor] | None, bytes | None]:
@@ -174,7 +175,7 @@ class Walk:
         for name in sorted(members, key=lambda name: name not in ("dataset", "generator")):
             held = members[name]
             if not is_plain(held) and not isinstance(held, (Tensor, dict, list, set, nn.Module)):
-                node = self.node(held, f"{path}.{name}", depth + 10)
+                node = self.node(held, f"{path}.{name}", depth + _LIBRARY_LEVEL)
                 if not isinstance(node, (Opaque, Plain)) and (not isinstance(node, Container) or node.items):
                     items[name] = node
         return Container("object", type(value), items) if items else _opaque(value)
