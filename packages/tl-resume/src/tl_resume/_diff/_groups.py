@@ -52,13 +52,13 @@ def grouped(members: Sequence[N], all_names: Iterable[Key], noun: str) -> list[t
     for member in members:
         keys = [(member.prefix, member.parts[:length]) for length in range(len(member.parts))]
         whole = next((key for key in keys if key not in partial and sizes[key] > 1), None)
-        text = member.name if whole is None else _group_name(whole, sizes[whole], noun)
+        text = member.name if whole is None else group_name(*whole, sizes[whole], noun)
         groups.setdefault(text, []).append(member)
     return list(groups.items())
 
 
-def _group_name(key: Key, size: int, noun: str) -> str:
-    prefix, parts = key
+def group_name(prefix: str, parts: tuple[str, ...], size: int, noun: str) -> str:
+    """Write what stands for all whose names begin with these parts."""
     text = ""
     for part in parts:
         text += part if part.startswith("[") or not text else f".{part}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tl_resume._diff._groups import group_name
 from tl_resume._diff._lines import Line, counted, table
 from tl_resume._diff._named_sections import named_after, with_names
 from tl_resume._diff._open import open_path
@@ -155,12 +156,7 @@ def _by_module(part: Part, depth: int) -> dict[str, list[tuple[Label, TensorLeaf
         groups.setdefault((named.prefix, named.parts[:depth]), []).append((named, leaf))
     texts: dict[str, list[tuple[Label, TensorLeaf]]] = {}
     for (prefix, parts), members in groups.items():
-        if len(members) == 1:
-            text = members[0][0].text
-        elif parts:
-            text = f"{prefix}{'.'.join(parts).replace('.[', '[')}.* ({len(members):,} tensors)"
-        else:
-            text = f"{prefix}all {len(members):,} tensors"
+        text = members[0][0].text if len(members) == 1 else group_name(prefix, parts, len(members), "tensor")
         texts[text] = members
     return texts
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ from tl_resume._diff._lines import Line, counted
 from tl_resume._diff._stored import read_header
 from tl_resume._diff._values import size
 from tl_resume._format import StateFile, StateFileError
-from tl_resume._format._header import FORMAT_VERSION, KEY
-
-_START = re.compile(rb'.{8}\{"__metadata__":\{"%s":"\{\\"version\\":(\d{1,9})' % KEY.encode(), re.DOTALL)
+from tl_resume._format._header import FORMAT_VERSION, KEY, stated_version
 
 
 @dataclass(frozen=True)
@@ -92,5 +89,4 @@ def _is_ours(path: Path) -> bool:
 
 def _version(path: Path) -> int:
     with path.open("rb") as file:
-        found = _START.match(file.read(128))
-    return int(found.group(1)) if found else 0
+        return stated_version(file.read(128)) or 0

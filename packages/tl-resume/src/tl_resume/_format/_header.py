@@ -22,6 +22,7 @@ MAX_HEADER_BYTES = 100_000_000  # the safetensors library reads no longer ones
 DIGEST_LENGTH = 32
 # A header of ours begins with exactly this, and the header's own digest follows.
 PREFIX = f'{{"__metadata__":{{"{KEY}":"{{\\"version\\":{FORMAT_VERSION},\\"header\\":\\"'.encode()
+_VERSION = re.compile(rb'.{8}\{"__metadata__":\{"%s":"\{\\"version\\":(\d{1,9})' % KEY.encode(), re.DOTALL)
 _MAX_NUMBER = 2**63 - 1
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
@@ -99,6 +100,12 @@ def header_digest(header: bytes | bytearray) -> str:
     digest.update(b"0" * DIGEST_LENGTH)
     digest.update(view[len(PREFIX) + DIGEST_LENGTH :])
     return str(digest.hexdigest())
+
+
+def stated_version(start: bytes) -> int | None:
+    """Find the format version in the first 128 bytes of a file; None where they are not those of a state file."""
+    found = _VERSION.match(start)
+    return None if found is None else int(found.group(1))
 
 
 class Parsed:
