@@ -133,17 +133,17 @@ def resumed_elsewhere(
     """
     loop = session.loop
     task = _Task(
-        functions,
-        loop.batches,
-        loop.steps,
-        str(loop.device),
-        loop.seed,
-        loop.restores_step,
-        resume_at,
-        str(path),
-        str(folder),
-        saved.portable(),
-        torch.get_num_threads(),
+        functions=functions,
+        batches=loop.batches,
+        steps=loop.steps,
+        device=str(loop.device),
+        seed=loop.seed,
+        restores_step=loop.restores_step,
+        resume_at=resume_at,
+        path=str(path),
+        folder=str(folder),
+        saved=saved.portable(),
+        num_threads=torch.get_num_threads(),
     )
     try:
         pickle.dumps(task.batches)
@@ -166,16 +166,16 @@ def _run(task: _Task) -> ResumedRun:
     found = {argument: function.find() for argument, function in task.functions.items()}
     step = standard_step(found["loss_fn"]) if "loss_fn" in found else found.get("step")
     loop = Loop(
-        found["make_setup"],
-        step,
-        found.get("make_step"),
-        found["save"],
-        found["load"],
-        task.batches,
-        task.steps,
-        task.device,
-        task.seed,
-        task.restores_step,
+        make_setup=found["make_setup"],
+        step=step,
+        make_step=found.get("make_step"),
+        save=found["save"],
+        load=found["load"],
+        batches=task.batches,
+        steps=task.steps,
+        device=task.device,
+        seed=task.seed,
+        restores_step=task.restores_step,
     )
     back = resumed(Session(loop, Store(Path(task.folder))), task.resume_at, Path(task.path), saved=task.saved)
     back.run.start, back.run.end = back.run.start.portable(), back.run.finished.portable()
