@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tl_resume import assert_checkpoint_crash_safe, check_checkpoint_crash_safe
-from tl_resume._crash import _sync
+from tl_resume._crash import _pages, _sync
 from tl_resume._crash._durable import find_unsynced
 from tl_resume._crash._run import CrashRun
 from tl_resume._crash._trial import Trial
@@ -76,7 +76,7 @@ def test_dirty_pages_where_strace_is_not(monkeypatch):
     """Without strace the pages that are not on the disk tell of a missing sync, and the folder is not judged."""
     monkeypatch.setattr(_sync.shutil, "which", lambda name: None)
     report = check(savers.save_unsynced, crash_points=1)
-    if not _sync.sees_unsynced_pages("."):
+    if not _pages.sees_unsynced_pages("."):
         assert [note.seen for note in report.notes] == [
             "could not judge whether files and folders are synced: neither strace nor the file system shows it here"
         ]

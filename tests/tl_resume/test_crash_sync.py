@@ -4,9 +4,10 @@ import os
 
 import pytest
 
-from tl_resume._crash import _sync
+from tl_resume._crash import _pages, _sync
 from tl_resume._crash._child import run_child
-from tl_resume._crash._sync import Tracer, unsynced_in_trace, unsynced_pages
+from tl_resume._crash._pages import unsynced_pages
+from tl_resume._crash._sync import Tracer, unsynced_in_trace
 
 WRITE = "7 write(3</w/new>, ..., 10) = 10"
 SYNC = "7 fsync(3</w/new>) = 0"
@@ -118,7 +119,7 @@ def test_pages(tmp_path):
     with open(path, "wb") as file:
         file.write(b"x" * 3 * 4096)
         file.flush()
-        if not _sync.sees_unsynced_pages(tmp_path):
+        if not _pages.sees_unsynced_pages(tmp_path):
             pytest.skip("the page cache is not shown here")
         assert unsynced_pages(path) == 3
         os.fsync(file.fileno())
@@ -128,5 +129,5 @@ def test_pages(tmp_path):
 
 def test_pages_elsewhere(tmp_path, monkeypatch):
     """Systems other than Linux do not show the page cache."""
-    monkeypatch.setattr(_sync.sys, "platform", "elsewhere")
-    assert not _sync.sees_unsynced_pages(tmp_path)
+    monkeypatch.setattr(_pages.sys, "platform", "elsewhere")
+    assert not _pages.sees_unsynced_pages(tmp_path)

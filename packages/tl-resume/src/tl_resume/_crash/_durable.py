@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass, field
 
 from tl_core import Finding
-from tl_resume._crash._sync import sees_unsynced_pages, unsynced_in_trace, unsynced_pages
+from tl_resume._crash._pages import sees_unsynced_pages, unsynced_pages
+from tl_resume._crash._sync import unsynced_in_trace
 from tl_resume._crash._tree import Tree, changed, read_tree
 from tl_resume._crash._trial import Recorded, Trial
 from tl_resume._crash._watch import Act

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeVar
 
 from tl_resume._crash._tree import Tree
 from tl_resume._crash._watch import OPENS, Act
+
+T = TypeVar("T")
 
 _MAX_FILES = 6
 _MAX_ACTS = 10
@@ -37,7 +40,9 @@ class Point:
     """Describe one way in which the save ends.
 
     Args:
-        kind: ``"byte"`` (killed when a file has so many bytes), ``"act"`` (killed before an act) or ``"full-disk"``.
+        kind: ``"byte"`` (killed when a file has so many bytes), ``"act"`` (killed before an act) or ``"full-disk"``;
+            where a writer claims a file's size at once, ``"growth"`` (killed when so much is filled) or ``"unfilled"``
+            (killed when it is whole, the rest then zeroed) instead of ``"byte"``.
         index: The act: the limit begins at it, or the save is killed before it.
         written: The file, for points inside of one.
         num_bytes: At how many bytes of it.
@@ -125,7 +130,7 @@ def _bytes(begin: int, size_bytes: int, number: int) -> list[int]:
     return sorted({begin + (last - begin) * index // max(number - 1, 1) for index in range(number)})
 
 
-def _spread(items: list, number: int) -> list:  # type: ignore[type-arg]
+def _spread(items: list[T], number: int) -> list[T]:
     if len(items) <= number:
         return items
     return [items[index * (len(items) - 1) // (number - 1)] for index in range(number)]

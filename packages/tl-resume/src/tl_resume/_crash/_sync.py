@@ -1,4 +1,4 @@
-"""Whether what a save wrote would survive a power loss: what was synced, and when."""
+"""What strace tells of a save: what was synced, and when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 
@@ -23,7 +22,6 @@ _CUT = re.compile(r"^(?P<pid>\d+) +(?P<head>.*?) *<unfinished \.\.\.>$")
 _RESUMED = re.compile(r"^(?P<pid>\d+) +<\.\.\. \w+ resumed>(?P<tail>.*)$")
 _DESCRIPTOR = re.compile(r"(?:^|, )(\d+|AT_FDCWD)<((?:[^>\\]|\\.)*)>")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_CACHESTAT = 451  # the number of the system call, on every architecture since Linux 6.5
 
 
 class Tracer:
@@ -95,8 +93,8 @@ def unsynced_in_trace(lines: Iterable[str], folder: str) -> tuple[dict[str, str]
         rename, link or symbolic link in them: by path, what was seen.
     """
     trace = _Trace(folder)
-    for pid_less in _whole_lines(lines):
-        trace.read(*pid_less)
+    for call, args in _whole_lines(lines):
+        trace.read(call, args)
     return trace.verdict()
 
 
@@ -170,30 +168,26 @@ class _Trace:
     def _named(self, source: str, target: str, *, moved: bool) -> None:
         if not self._inside(target):
             return
-        below = source + os.sep
-        done = "renamed" if moved else "linked"
+        done = f"{self._short(source)} was {'renamed' if moved else 'linked'} to {self._short(target)}"
         self._forget(target)
         for path in sorted(self._dirty):
-            if path == source or path.startswith(below):
+            if _is_at(path, source):
                 name = target + path[len(source) :]
-                self._early[name] = f"{self._short(source)} was {done} to {self._short(target)}"
+                self._early[name] = done
                 self._dirty.add(name)
                 if moved:
                     self._dirty.discard(path)
         if moved:
             self._forget(source)
-        self._made_in_folder(
-            target, f"{self._short(source)} was {'renamed' if moved else 'linked'} to {self._short(target)}"
-        )
+        self._made_in_folder(target, done)
 
     def _made_in_folder(self, path: str, what: str) -> None:
         if self._inside(path):
             self._folders[os.path.dirname(path)] = what
 
     def _forget(self, path: str) -> None:
-        for known in (self._dirty, self._early):
-            for name in [name for name in known if name == path or name.startswith(path + os.sep)]:
-                known.discard(name) if isinstance(known, set) else known.pop(name)
+        self._dirty = {name for name in self._dirty if not _is_at(name, path)}
+        self._early = {name: what for name, what in self._early.items() if not _is_at(name, path)}
 
     def _inside(self, path: str) -> bool:
         return path.startswith(self._folder + os.sep)
@@ -208,34 +202,10 @@ class _Trace:
         return files, folders
 
 
+def _is_at(path: str, place: str) -> bool:
+    """Whether a path is a file or folder, or below it."""
+    return path == place or path.startswith(place + os.sep)
+
+
 def _unescaped(text: str) -> str:
     return text.encode().decode("unicode_escape").encode("latin-1", errors="replace").decode(errors="replace")
-
-
-class _Range(ctypes.Structure):
-    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
-
-
-class _Pages(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recent"))
-
-
-def unsynced_pages(path: str) -> int | None:
-    """How many pages of a file are not on the disk yet; None where this cannot be seen."""
-    if sys.platform != "linux":
-        return None
-    pages = _Pages()
-    with open(path, "rb") as file:
-        everything = _Range(0, 0)
-        failed = ctypes.CDLL(None, use_errno=True).syscall(
-            _CACHESTAT, file.fileno(), ctypes.byref(everything), ctypes.byref(pages), 0
-        )
-    return None if failed else int(pages.dirty + pages.writeback)
-
-
-def sees_unsynced_pages(folder: str) -> bool:
-    """Whether pages that are not on the disk yet can be seen in a folder: a tmpfs and an overlayfs hide them."""
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="control") as file:
-        file.write(b"unsynced" * 1024)
-        file.flush()
-        return bool(unsynced_pages(file.name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import xxhash
 from torch.nn.parameter import is_lazy
 
 from tl_core import TrainingSetup
+from tl_resume._format._chunks import memory_of
 from tl_resume._generators import is_generator
 from tl_resume._iterators import is_stateful
 from tl_resume._model_names import attributes
@@ -74,9 +74,7 @@ def _fingerprint(value: Any) -> str:
     if tensor.layout != torch.strided or tensor.is_quantized:
         return repr(tensor)
     tensor = tensor.cpu().resolve_conj().resolve_neg().contiguous()
-    num_bytes = tensor.numel() * tensor.element_size()
-    data = (ctypes.c_char * num_bytes).from_address(tensor.data_ptr()) if num_bytes else b""
-    return f"{tensor.dtype} {tuple(tensor.shape)} {xxhash.xxh3_128_hexdigest(data)}"
+    return f"{tensor.dtype} {tuple(tensor.shape)} {xxhash.xxh3_128_hexdigest(memory_of(tensor))}"
 
 
 @dataclass(frozen=True)
