@@ -21,7 +21,7 @@ from tl_telemetry import (
     largest_gap,
 )
 
-Place = tuple[Piece, tuple[object, ...]]  # where a value lies in a capture: in which piece, and below it
+StatePlace = tuple[Piece, tuple[object, ...]]  # where a value lies in a capture: in which piece, and below it
 
 _NOISE_MARGIN = 3.0  # two repetitions show a part of what a third one may do
 _UNREPEATABLE = 0.1  # relative: above this, a loop that differs from itself tells nothing about a resume
@@ -123,7 +123,7 @@ class Evidence:
         return grouped
 
     @cached_property
-    def _set_by_load(self) -> set[Place]:
+    def _set_by_load(self) -> set[StatePlace]:
         """The places that loading changed in the fresh setup."""
         return {(d.piece, d.path) for d in compare_captures(self.resumed.run.start, self.resumed.loaded)}
 
@@ -138,12 +138,12 @@ class Evidence:
         return {difference.piece for difference in moved if difference.piece.kind == "rng"}
 
     @cached_property
-    def moved(self) -> set[Place]:
+    def moved(self) -> set[StatePlace]:
         """The places that changed between the start of the run and saving."""
         return {(d.piece, d.path) for d in compare_captures(self.save.run.start, self.save.saved)}
 
     @cached_property
-    def unsteady(self) -> set[Place]:
+    def unsteady(self) -> set[StatePlace]:
         """The places that differ between two repetitions of one run: timers, ids."""
         if self.save.changed:
             return set()
@@ -187,7 +187,7 @@ class Evidence:
         return self.parted(self.resumed.run) if self.repeatable else None
 
     @cached_property
-    def still_different(self) -> set[Place]:
+    def still_different(self) -> set[StatePlace]:
         """The places that still differ from the uninterrupted run at the end.
 
         Where the runs part, that is told from the resumed half that had the cause put back, since weights that went
@@ -236,7 +236,7 @@ class Evidence:
         return found
 
 
-def is_at(place: Place, difference: StateDifference) -> bool:
+def is_at(place: StatePlace, difference: StateDifference) -> bool:
     """Tell whether a place is that of a difference, or lies below it."""
     piece, path = place
     return piece == difference.piece and path[: len(difference.path)] == difference.path
