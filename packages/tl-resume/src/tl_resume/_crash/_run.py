@@ -14,13 +14,14 @@ from tl_core import Batches, Finding, Report, TrainingSetup, build_setup, seed_e
 from tl_resume._crash import _trial
 from tl_resume._crash._child import Ended
 from tl_resume._crash._durable import Unsynced, find_unsynced
-from tl_resume._crash._judge import Lost, explain, findings, unnoticed
+from tl_resume._crash._judge import Lost, findings, unnoticed
 from tl_resume._crash._next import next_save
 from tl_resume._crash._points import Point, choose_points, written_files
 from tl_resume._crash._tree import Tree, changed, read_tree
 from tl_resume._crash._trial import Loaded, Recorded, Trial, still_at_work
 from tl_resume._crash._watch import Act
 from tl_resume._crash._whole import References, fingerprints, mixture
+from tl_resume._crash._why import explain
 
 _CHECK = "Crash-safe checkpoint"
 NOT_JUDGED = "not-judged"
