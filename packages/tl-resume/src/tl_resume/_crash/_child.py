@@ -109,7 +109,7 @@ def run_child(
     return Ended(report, number, hung, output, time.monotonic() - started, limit_s)
 
 
-def describe_error(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """The type and the first line of the message of an exception."""
     text = textwrap.shorten(str(error).strip().split("\n")[0], _MESSAGE_CHARS, placeholder=" ...")
     name = type(error).__name__
@@ -137,7 +137,7 @@ def _be_child(action: Callable[[], Mapping[str, Any]], gate: int, output: int, r
             os._exit(1)
         said = action()
     except BaseException as error:  # noqa: BLE001  whatever it is, the parent is told
-        said = {"raised": describe_error(error)}
+        said = {"raised": _describe_error(error)}
     finally:
         try:
             for stream in (sys.stdout, sys.stderr):

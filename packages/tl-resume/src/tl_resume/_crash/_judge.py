@@ -87,7 +87,7 @@ def _in_words(points: list[Point], said: str) -> list[str]:
 def _line(points: list[Point], said: str) -> str:
     first = points[0]
     if first.act is not None:
-        return f"killed before save() {act_in_words(first.act)}"
+        return f"killed before save() {_act_in_words(first.act)}"
     assert first.written is not None
     numbers = [f"{point.num_bytes:,}" for point in sorted(points, key=lambda point: point.num_bytes)]
     listed = numbers[0] if len(numbers) == 1 else f"{', '.join(numbers[:-1])} and {numbers[-1]}"
@@ -99,7 +99,7 @@ def _line(points: list[Point], said: str) -> str:
     return f"killed after {'about ' if first.kind == 'growth' else ''}{place}"
 
 
-def act_in_words(act: Act) -> str:
+def _act_in_words(act: Act) -> str:
     """An act, as what ``save()`` does."""
     kind, first, second = act
     if kind in ("rename", "link"):

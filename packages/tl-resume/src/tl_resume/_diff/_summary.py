@@ -128,7 +128,7 @@ def summarise(path: Path) -> Summary:
         return Summary(str(path), source.form, source.version, size, stored, parts, refused, source.notes)
 
 
-def tensor_rows(part: Part, *, everything: bool) -> list[TensorRow]:
+def _tensor_rows(part: Part, *, everything: bool) -> list[TensorRow]:
     """Arrange the tensors of a section: one by one where they are few, else by module.
 
     An optimizer's are one row for each kind of state.
@@ -195,7 +195,7 @@ def lines(summary: Summary, *, everything: bool = False) -> list[Line]:
         extent = f"  {counted(len(part.tensors), 'tensor')}, {size(part.num_bytes)}" if part.tensors else ""
         written += [[], [(title, "title"), (extent, "faint")]]
         if part.tensors:
-            rows = tensor_rows(part, everything=everything)
+            rows = _tensor_rows(part, everything=everything)
             cells = [((row.dtype, row.shape, size(row.num_bytes), row.name), ()) for row in rows]
             written += table(("dtype", "shape", "size", "tensor"), cells, "llr")
         limit = len(part.values) if everything else MAX_ROWS

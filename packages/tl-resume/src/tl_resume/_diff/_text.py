@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Rows of a section at the most, unless all are asked for.
 MAX_ROWS = 12
-HEADERS = ("elements", "largest", "relative", "tensor")
+_HEADERS = ("elements", "largest", "relative", "tensor")
 _TENSOR_KINDS = ("value", "dtype", "shape")
 
 
@@ -37,7 +37,7 @@ class Block:
     lines: list[tuple[str, str]] = field(default_factory=list)
 
 
-def verdict(diff: StateDiff) -> str:
+def _verdict(diff: StateDiff) -> str:
     """Write the outcome in one line."""
     if diff.same:
         files = sum(item.same_bytes for item in diff.unreadable)
@@ -62,7 +62,7 @@ def verdict(diff: StateDiff) -> str:
     return f"different: {', '.join(parts)}"
 
 
-def remarks(diff: StateDiff) -> list[str]:
+def _remarks(diff: StateDiff) -> list[str]:
     """Write what belongs below the verdict: what the sides are, and what the tolerance let pass."""
     lines = [f"a: {diff.a}", f"b: {diff.b}"]
     if diff.num_within_tolerance:
@@ -72,7 +72,7 @@ def remarks(diff: StateDiff) -> list[str]:
     return lines + [f"note: {note}" for note in diff.notes]
 
 
-def blocks(diff: StateDiff, *, everything: bool = False) -> list[Block]:
+def _blocks(diff: StateDiff, *, everything: bool = False) -> list[Block]:
     """Arrange what differs by section.
 
     Args:
@@ -219,12 +219,12 @@ def lines(diff: StateDiff, *, everything: bool = False) -> list[Line]:
         diff: The comparison.
         everything: A row for each tensor, none grouped and none left out.
     """
-    written: list[Line] = [[(verdict(diff), "good" if diff.same else "bad")]]
-    written += [[(f"  {line}", "faint")] for line in remarks(diff)]
-    for block in blocks(diff, everything=everything):
+    written: list[Line] = [[(_verdict(diff), "good" if diff.same else "bad")]]
+    written += [[(f"  {line}", "faint")] for line in _remarks(diff)]
+    for block in _blocks(diff, everything=everything):
         written += [[], [(block.title, "title")]]
         if block.rows:
-            written += table(HEADERS, [((*row.cells, row.name), row.details) for row in block.rows], "rrr")
+            written += table(_HEADERS, [((*row.cells, row.name), row.details) for row in block.rows], "rrr")
         for name, text in block.lines:
             written.append([(f"  {name}", "name"), (f": {text}" if name and text else text, "")])
     return written

@@ -23,7 +23,7 @@ from tl_resume._format._storage import Leaf, Plan, plan_storage
 
 MAX_DEPTH = 100
 # More bytes than this are stored beside the tensors: in the header they would take a third more, up to its limit.
-INLINE_BYTES = 4096
+_INLINE_BYTES = 4096
 FACTORIES: dict[Any, str | None] = {
     None: None,
     **{kind: kind.__name__ for kind in (bool, dict, float, int, list, set, str, tuple)},
@@ -183,7 +183,7 @@ class _Encoder:
         raise TypeError(f"{path.shown} is {_a(value)}, which cannot be saved without pickle{hint}")
 
     def _bytes(self, value: bytes, path: _Path) -> Any:
-        if len(value) <= INLINE_BYTES:
+        if len(value) <= _INLINE_BYTES:
             return base64.b64encode(value).decode()
         stored = self.plan.add(value, path.name, torch.uint8, (len(value),), (1,))
         return {"tensor": stored.name}

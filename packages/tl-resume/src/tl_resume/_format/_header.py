@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -108,15 +109,23 @@ def stated_version(start: bytes) -> int | None:
     return None if found is None else int(found.group(1))
 
 
+@dataclass
 class Parsed:
-    """A validated header: the tensors, where their bytes begin, the views and the tree."""
+    """Hold a validated header.
 
-    def __init__(self) -> None:
-        self.version = FORMAT_VERSION
-        self.tensors: dict[str, TensorEntry] = {}
-        self.begins: dict[str, int] = {}
-        self.views: list[TensorEntry] = []
-        self.tree: Any = None
+    Attributes:
+        version: The format version.
+        tree: The nested state, as typed JSON.
+        tensors: The stored tensors by name, in file order.
+        begins: By name, where their bytes begin behind the header.
+        views: The views of stored tensors.
+    """
+
+    version: int
+    tree: Any
+    tensors: dict[str, TensorEntry] = field(default_factory=dict)
+    begins: dict[str, int] = field(default_factory=dict)
+    views: list[TensorEntry] = field(default_factory=list)
 
 
 def parse_header(header: bytes, data_bytes: int, path: Any) -> Parsed:
@@ -125,9 +134,8 @@ def parse_header(header: bytes, data_bytes: int, path: Any) -> Parsed:
     Raises:
         StateFileError: Anything is not as the format demands.
     """
-    listed = load_json(header, path, "the header")
+    listed = _load_json(header, path, "the header")
     meta = _our_metadata(listed, path)
-    parsed = Parsed()
     version = meta.get("version")
     if type(version) is not int or version < 1:
         raise StateFileError(f"{path} is damaged: its format version is {short(version)}")
@@ -141,13 +149,13 @@ def parse_header(header: bytes, data_bytes: int, path: Any) -> Parsed:
     # From here on a fault needs a header that was made to deceive: its digest is right.
     if set(meta) != {"version", "header", "digests", "tensors", "views", "state"}:
         raise StateFileError(f"{path} is damaged: its metadata has the keys {short(sorted(meta))}")
+    parsed = Parsed(version, meta["state"])
     _read_entries(listed, meta, data_bytes, parsed, path)
     _read_views(meta["views"], parsed, path)
-    parsed.tree = meta["state"]
     return parsed
 
 
-def load_json(text: bytes | str, path: Any, what: str) -> Any:
+def _load_json(text: bytes | str, path: Any, what: str) -> Any:
     """Read JSON in which no key stands twice.
 
     Raises:
@@ -181,7 +189,7 @@ def _our_metadata(listed: Any, path: Any) -> dict[str, Any]:
             f"{path} is not a training state of tl-resume: its header has no {KEY!r} metadata "
             "(tl-resume diff and tl-resume show read other safetensors files too)"
         )
-    meta = load_json(metadata[KEY], path, "the metadata")
+    meta = _load_json(metadata[KEY], path, "the metadata")
     if not isinstance(meta, dict):
         raise StateFileError(f"{path} is damaged: its metadata is not a JSON object")
     return meta

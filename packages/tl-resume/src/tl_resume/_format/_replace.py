@@ -20,7 +20,7 @@ _own: set[str] = set()
 _lock = threading.Lock()
 
 
-def target_of(path: Any) -> Path:
+def _target_of(path: Any) -> Path:
     """Find the file that is to be replaced: what a symbolic link points at, not the link.
 
     Raises:
@@ -52,7 +52,7 @@ def replacing(path: Any, *, durable: bool) -> Iterator[int]:
         path: The file to replace, or to make.
         durable: Make sure that the data, then the name, are on the disk before the block is left.
     """
-    target = target_of(path)
+    target = _target_of(path)
     prefix = _prefix(target)
     with _lock:
         _remove_litter(target.parent, prefix)
