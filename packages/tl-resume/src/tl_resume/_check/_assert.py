@@ -11,6 +11,7 @@ import torch
 
 from tl_core import Finding, Tolerances, TrainingSetup, standard_step
 from tl_resume._check._ablate import MAX_COST, establish
+from tl_resume._check._decides import deciding_lines
 from tl_resume._check._evidence import Evidence
 from tl_resume._check._loop import Loop, Run, Session, draw
 from tl_resume._check._modules import first_different_module
@@ -18,6 +19,7 @@ from tl_resume._check._process import check_importable, resumed_elsewhere
 from tl_resume._check._report import ResumeReport, losses_table
 from tl_resume._check._rule_ids import RESUME_FINDINGS, RESUME_NOTES, allowed
 from tl_resume._check._rules import findings, notes
+from tl_resume._check._rules.hidden import idle, may_decide
 from tl_resume._check._runs import resumed, saving, uninterrupted
 from tl_resume._check._store import Store
 from tl_resume._files import load_training_state, save_training_state
@@ -117,6 +119,7 @@ def check_resume_equivalent(
             evidence = Evidence(loop, at, full, saved, back, tolerance)
             if evidence.diverged is not None and evidence.saving_parts is None:
                 _explain(session, evidence, path, fresh_process)
+            _look_for_decisions(session, evidence, path)
             return _report(evidence, rules, moved, session.cost)
         finally:
             session.outside.reset()
@@ -241,6 +244,15 @@ def _explain(session: Session, evidence: Evidence, path: Path, fresh_process: bo
     assert evidence.diverged is not None
     if all(finding.rule == "resume-diverges" for finding in findings(evidence)):
         evidence.first_module = first_different_module(session, at, path, evidence.diverged.step)
+
+
+def _look_for_decisions(session: Session, evidence: Evidence, path: Path) -> None:
+    """Find out by which of the lost values that made no difference yet the loop decides."""
+    lost = idle(evidence)
+    values = list(filter(may_decide, lost))
+    if values and evidence.repeatable:
+        saved, at = evidence.save.saved, evidence.resume_at
+        evidence.decisions = deciding_lines(session, at, path, saved, list(evidence.by_piece), values, lost)
 
 
 def _report(evidence: Evidence, allow: frozenset[str], moved: bool, cost: float) -> ResumeReport:

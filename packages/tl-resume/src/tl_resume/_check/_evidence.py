@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from tl_core import Tolerance
 from tl_resume._check._ablate import Cause
 from tl_resume._check._loop import Loop, Run
+from tl_resume._check._origin import Origin, origin
 from tl_resume._check._parting import Parting
 from tl_resume._check._position import Position, describe_position
 from tl_resume._check._runs import ResumedRun, SavingRun
-from tl_resume._check._uses import Uses
 from tl_telemetry import (
     Divergence,
     Piece,
@@ -43,6 +45,7 @@ class Evidence:
         warm_agrees: whether loading into a setup that was trained up to the checkpoint gives the uninterrupted run,
             where a fresh setup does not even with every difference put back; None where that was not tried.
         only_elsewhere: whether the runs part in a fresh process, and not in this one.
+        decisions: the lines at which the loop decides by values that were lost, by place.
         told: the rules of the findings, for the notes.
         first_module: which module's output differs first, where nothing else explains that the runs part.
     """
@@ -57,6 +60,7 @@ class Evidence:
     trials: dict[frozenset[Piece], Run] = field(default_factory=dict)
     warm_agrees: bool | None = None
     only_elsewhere: bool = False
+    decisions: dict[tuple[Piece, tuple[Any, ...]], str] = field(default_factory=dict)
     first_module: str = ""
     told: tuple[str, ...] = ()
 
@@ -65,15 +69,13 @@ class Evidence:
         """The names of all parameters and buffers of the model."""
         return [str(path[0]) for piece, path, _ in self.save.saved.digests() if piece.kind == "weights"]
 
-    @cached_property
-    def weight_shapes(self) -> set[tuple[int, ...]]:
-        """The shapes of all parameters and buffers of the model."""
-        return self.save.saved.shapes(Piece("weights"))
-
-    @cached_property
-    def loop_uses(self) -> Uses:
-        """By which values the loop decides."""
-        return Uses([self.loop.new_step()], self.save.saved)
+    def holds_average(self, piece: Piece) -> bool:
+        """Tell whether a piece holds a float tensor for each trained parameter: an average, a target network."""
+        saved = self.save.saved
+        trained = saved.trainable()
+        wanted = Counter(shape for path, _, shape in saved.tensors(Piece("weights")) if path[0] in trained)
+        held = Counter(shape for _, dtype, shape in saved.tensors(piece) if dtype.is_floating_point)
+        return bool(wanted) and not wanted - held
 
     # -- the loop's own noise -----------------------------------------------------------------------------------
 
@@ -173,7 +175,7 @@ class Evidence:
         if piece.kind == "weights":
             return difference.tensor is not None
         kinds = ("optimizer state", "scheduler", "scaler", "state")
-        average = difference.tensor is not None and getattr(difference.a, "shape", ()) in self.weight_shapes
+        average = difference.tensor is not None and self.holds_average(piece)
         if piece.kind not in kinds and not (piece.kind == "attribute" and average):
             return False
         # what save() changed is judged by itself too
@@ -214,6 +216,12 @@ class Evidence:
         """What became of the data's position in the resumed run."""
         return self._position_of(self.resumed.run)
 
+    @property
+    def draws_by_itself(self) -> bool:
+        """Tell whether the loop was seen to draw batches itself: from a loader, or from what could not be copied."""
+        assert self.full.ledger is not None
+        return bool(self.save.saved.uncopied) or any(self.full.ledger.drawn.values())
+
     @cached_property
     def position_put_back(self) -> Position:
         """The same, with everything put back that differed after loading, where that was tried."""
@@ -226,14 +234,20 @@ class Evidence:
 
     @cached_property
     def left_behind(self) -> dict[str, list[str]]:
-        """By optimizer, the places of its groups that hold tensors which the model has no more after loading."""
+        """By optimizer, what those of its tensors were when saved that are nowhere in the setup after loading."""
         found = {}
         for name, groups in self.resumed.loaded.order.items():
-            strangers = [p for group in groups for p in group if p.startswith("param_groups[")]
-            known = {p for group in self.save.saved.order.get(name, []) for p in group}
-            if strangers and not known.issuperset(strangers):
-                found[name] = strangers
+            now = [place for group in groups for place in group]
+            then = [place for group in self.save.saved.order.get(name, []) for place in group]
+            pairs = zip(now, then, strict=False)
+            lost = [was for place, was in pairs if place != was and place.startswith("param_groups[")]
+            if lost:
+                found[name] = lost
         return found
+
+    def origin(self, piece: Piece) -> Origin | None:
+        """Find where the wrong values of a piece come from."""
+        return origin(self.by_piece[piece], self.save.saved, self.resumed.run.start, self.full.finished)
 
 
 def is_at(place: StatePlace, difference: StateDifference) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from tl_resume._check._reach import Place, places
+from tl_resume._check._reach import Place, caches, places
 from tl_resume._check._store import Store
 from tl_telemetry import StateCapture, StateDifference, capture_outside, put_back
 
@@ -24,6 +24,8 @@ class Outside:
 
     def __init__(self, functions: Iterable[Callable[..., Any]], store: Store) -> None:
         self._store = store
+        functions = list(functions)
+        self._caches = caches(functions)
         self._places: dict[str, Place] = {}
         for place in places(functions):
             name, number = place.name, 2
@@ -63,6 +65,8 @@ class Outside:
 
     def reset(self) -> None:
         """Set every place back to what it held when this was made, as a new process would find it."""
+        for cache in self._caches:  # what a new process would compute anew
+            cache.cache_clear()
         detached = list(self._detach())
         skipped = {name for name, key in self._saved if key is _WHOLE}
         there = self.values()

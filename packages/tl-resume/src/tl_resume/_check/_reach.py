@@ -51,6 +51,17 @@ def places(functions: Iterable[Callable[..., Any]]) -> list[Place]:
     Returns:
         Each place once, in the order in which they are found.
     """
+    walk = _walked(functions)
+    walk.inherited()
+    return list(walk.found.values())
+
+
+def caches(functions: Iterable[Callable[..., Any]]) -> list[Any]:
+    """List the functions under ``functools.lru_cache`` that the code of some functions uses."""
+    return [value for value in _walked(functions).seen() if isinstance(value, functools._lru_cache_wrapper)]
+
+
+def _walked(functions: Iterable[Callable[..., Any]]) -> _Walk:
     walk = _Walk()
     given = list(functions)
     for function in given:
@@ -62,8 +73,7 @@ def places(functions: Iterable[Callable[..., Any]]) -> list[Place]:
         if not _is_code(function):
             walk.own_object(f"{type(function).__name__}.__call__", function)
         walk.run()
-    walk.inherited()
-    return list(walk.found.values())
+    return walk
 
 
 def _unwrapped(function: Any) -> Iterator[Any]:
@@ -101,6 +111,10 @@ class _Walk:
         if id(value) not in self._seen:
             self._seen[id(value)] = value
             self._waiting.append(value)
+
+    def seen(self) -> list[Any]:
+        """Return everything that was looked at."""
+        return list(self._seen.values())
 
     def run(self) -> None:
         """Look at everything that waits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tl_core import Report
@@ -32,23 +33,27 @@ class ResumeReport(Report):
 
 
 def losses_table(evidence: Evidence) -> str:
-    """Show the main losses of both runs around the step at which they part."""
+    """Show the losses of both runs around the step at which they part: the loss that parts, else the main one."""
     found = evidence.diverged
     assert found is not None
+    if found.state is not None:
+        return ""
     full, back = evidence.full.trace, evidence.resumed.run.trace
+    figure = found.figure
+    name = figure.what if figure is not None and figure.is_loss else full.main_loss
     first = max(evidence.resume_at - 1, found.step - 3)
     rows = [("step", "uninterrupted", "resumed")]
     for step in full.steps[first : found.step + 4]:
         if step in back.steps:
-            resumed = f"{back.losses(step)[back.main_loss]:.6g}"
+            resumed = f"{back.losses(step).get(name, math.nan):.6g}"
         elif step < evidence.resume_at:
             resumed = "(saved after it)"
         else:
             resumed = "(raised)" if step == found.step else ""
-        rows.append((str(step), f"{full.losses(step)[full.main_loss]:.6g}", resumed))
+        rows.append((str(step), f"{full.losses(step).get(name, math.nan):.6g}", resumed))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return f"{full.main_loss}:\n" + "\n".join(f"  {line.rstrip()}" for line in lines)
+    return f"{name}:\n" + "\n".join(f"  {line.rstrip()}" for line in lines)
 
 
 ResumeReport.__module__ = "tl_resume"

@@ -11,7 +11,7 @@ RESUME_FINDINGS = (
     "parameter-order-varies",
     "optimizer-of-other-model",
     "checkpoint-by-reference",
-    "average-loaded-as-weights",
+    "other-weights-loaded",
     "restored-then-overwritten",
     "loaded-in-lower-precision",
     "model-not-restored",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tl_core import TrainingSetup
 from tl_resume._check._ledger import Ledger
 from tl_resume._check._loop import Run, Session, noted
 from tl_resume._check._restores import Restored, watch_restores
@@ -97,6 +99,8 @@ def resumed(
     saved: StateCapture,
     put: Iterable[Piece] = (),
     warm: bool = False,
+    replace: Callable[[TrainingSetup], None] | None = None,
+    within: AbstractContextManager[Any] | None = None,
     other_order: dict[str, list[list[str]]] | None = None,
 ) -> ResumedRun:
     """Build a fresh setup, load the checkpoint, and run the rest.
@@ -110,6 +114,8 @@ def resumed(
         other_order: the order of parameters in another setup, which tells whether it varies from call to call.
         warm: load into a setup that was trained up to the checkpoint with the saved run's seed, instead of a fresh one:
             what lies in its hidden places (a generator, a worker) is then where it was when saved.
+        replace: called with the setup before the steps, to put other objects in the place of values.
+        within: a context manager that the steps run in.
     """
     loop = session.loop
     orders: list[dict[str, list[list[str]]]] = []
@@ -130,8 +136,11 @@ def resumed(
                 step_index = setup.step_index
                 loaded = session.capture(setup, outside)
                 put_back(saved, setup, put, outside=outside.access())
+                if replace is not None:
+                    replace(setup)
                 try:
-                    session.train(setup, step, run, resume_at, loop.steps, what="resumed run")
+                    with within or nullcontext():
+                        session.train(setup, step, run, resume_at, loop.steps, what="resumed run")
                 except Exception as error:  # noqa: BLE001  the uninterrupted run did not raise: this is a symptom
                     run.error = f"{type(error).__name__} ({str(error).splitlines()[0] if str(error) else 'no message'})"
             run.end = session.capture(setup, outside)

@@ -122,6 +122,8 @@ class Build:
     def _dict(self, node: Container, live: Any) -> Any:
         if not _is_of(node.type, live):
             live = _empty(node)
+        if isinstance(live, collections.defaultdict):
+            live.default_factory = node.made_with
         self._made[id(node)] = live  # before what is below it, which may refer back
         old = list(live)
         keys = [self._key(key, old[i] if i < len(old) else MISSING) for i, key in enumerate(node.items)]
@@ -246,7 +248,8 @@ def _filled(node: Container | Values, live: Any, items: list[Any]) -> Any:
     """Return a list, deque or tuple with these items: the one that is there if it can be changed."""
     if node.kind == "tuple":
         return node.type._make(items) if hasattr(node.type, "_make") else _tuple(node.type, items)
-    filled = live if _is_of(node.type, live) else _empty(node)
+    fits = _is_of(node.type, live) and getattr(live, "maxlen", None) == node.made_with
+    filled = live if fits else _empty(node)
     filled.clear()
     filled.extend(items)
     return filled

@@ -201,7 +201,11 @@ class _Comparison:
     def _differences(self, a: Node | None, b: Node | None) -> Iterator[_Found]:
         if isinstance(a, Container) and isinstance(b, Container) and a.kind == b.kind:
             lengths = len(a.items), len(b.items)
-            if not _same_type(a, b) or (a.kind in ("list", "tuple") and lengths[0] != lengths[1]):
+            if (
+                not _same_type(a, b)
+                or not _made_alike(a, b)
+                or (a.kind in ("list", "tuple") and lengths[0] != lengths[1])
+            ):
                 yield (), a, b, None
                 return
             for key in dict.fromkeys([*a.items, *b.items]):
@@ -260,6 +264,12 @@ def _same_type(a: Container, b: Container) -> bool:
     """Tell whether two objects are of one class; a portable capture has forgotten of which."""
     types = a.type, b.type
     return a.kind != "object" or object in types or types[0].__qualname__ == types[1].__qualname__
+
+
+def _made_alike(a: Container, b: Container) -> bool:
+    """Tell whether two containers have one length limit (deque) and one factory (defaultdict), functions left out."""
+    given = [made for made in (a.made_with, b.made_with) if isinstance(made, (int, type, type(None)))]
+    return len(given) < 2 or given[0] == given[1]
 
 
 def same_plain(a: Any, b: Any, rtol: float = 0.0, atol: float = 0.0) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
+
 from tl_telemetry._capture._nodes import Alias, Container, Cursor, Node, Opaque, Plain, Stateful, TensorNode, Values
 
 
@@ -49,23 +51,16 @@ class StateCapture:
         """Return the digest of the tensor at a place; None where there is none."""
         return next((digest for p, digest in _digests_below(self.pieces.get(piece)) if p == path), None)
 
-    def plain(self, name: str) -> list[Any]:
-        """Return the plain values of all attributes of a name, wherever they lie."""
-        containers = [node for node in self.nodes.values() if isinstance(node, Container)]
-        held = [node.items[name] for node in containers if name in node.items]
-        held += [node for piece, node in self.pieces.items() if piece.name == name]
-        return [node.value for node in held if isinstance(node, Plain)]
+    def tensors(self, piece: Piece) -> Iterator[tuple[tuple[Any, ...], torch.dtype, tuple[int, ...]]]:
+        """Yield the place, the dtype and the shape of each tensor of a piece."""
+        for path, node in _tensors_below(self.pieces.get(piece)):
+            yield path, node.dtype, node.shape
 
-    def types(self) -> set[type]:
-        """Return the classes of all objects of the person's that were met."""
-        nodes = [*self.pieces.values(), *self.nodes.values()]
-        return {node.type for node in nodes if isinstance(node, Container) and node.kind == "object"}
-
-    def shapes(self, piece: Piece) -> set[tuple[int, ...]]:
-        """Return the shapes of a piece's tensors."""
-        node = self.pieces.get(piece)
-        items = node.items.values() if isinstance(node, Container) else ()
-        return {item.shape for item in items if isinstance(item, TensorNode)}
+    def trainable(self) -> set[str]:
+        """Return the names of the parameters that require a gradient."""
+        node = self.pieces[Piece("trainable")]
+        assert isinstance(node, Container)
+        return {name for name, held in node.items.items() if isinstance(held, Plain) and held.value}
 
     def portable(self) -> StateCapture:
         """Return the same capture without the objects that it refers to, so that it can go to another process.
@@ -101,11 +96,17 @@ def _portable_type(cls: type) -> type:
 
 
 def _digests_below(node: Node | None) -> Iterator[tuple[tuple[Any, ...], bytes]]:
-    if isinstance(node, TensorNode) and node.digest is not None:
-        yield (), node.digest
+    for path, tensor in _tensors_below(node):
+        if tensor.digest is not None:
+            yield path, tensor.digest
+
+
+def _tensors_below(node: Node | None) -> Iterator[tuple[tuple[Any, ...], TensorNode]]:
+    if isinstance(node, TensorNode):
+        yield (), node
     elif isinstance(node, Stateful):
-        yield from _digests_below(node.state)
+        yield from _tensors_below(node.state)
     elif isinstance(node, Container):
         for key, item in node.items.items():
-            for path, digest in _digests_below(item):
-                yield (key, *path), digest
+            for path, tensor in _tensors_below(item):
+                yield (key, *path), tensor

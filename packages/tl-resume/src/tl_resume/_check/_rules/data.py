@@ -39,7 +39,9 @@ def generators(evidence: Evidence) -> Iterator[Finding]:
                 "generator-not-restored",
                 f"the random generator {names} is in another state after loading than when saved, "
                 "and the loop draws from it",
-                "a generator of the loop's own is in no state_dict(): its state must be saved by hand",
+                "a generator of the loop's own is in no state_dict(): its state must be saved by hand"
+                if evidence.as_built(piece)
+                else "load() sets it to another state than it had when saved, or draws from it after restoring it",
                 f"save {place(differences[0])}.get_state() and restore it with set_state() in load()"
                 if piece.kind == "attribute" and all("torch" in d.shown_a for d in differences)
                 else "save the generator's state and set it again in load()",
@@ -62,6 +64,7 @@ def position(evidence: Evidence) -> Iterator[Finding]:
     elif evidence.diverged is not None and _established(evidence):
         first, still = where.first_step, evidence.position_put_back.kind
         told = still in ("restarted", "behind", "ahead") or (still not in ("same", "unseen") and evidence.warm_agrees)
+        told = told and evidence.draws_by_itself
         if told and first is not None and first <= evidence.diverged.step:
             yield Finding(
                 "data-position-not-restored",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence, is_at
+from tl_resume._check._reach import OWN_OBJECT
 from tl_resume._check._rules.data import is_loader, is_position
 from tl_resume._check._words import established, place, title, values
 from tl_resume._files import save_training_state
@@ -66,23 +67,37 @@ def _lost(evidence: Evidence, differences: list[StateDifference]) -> list[StateD
     ]
 
 
+def idle(evidence: Evidence) -> list[StateDifference]:
+    """Return what was lost of attributes that training changes, and is no cause."""
+    return [
+        d
+        for piece, differences in evidence.by_piece.items()
+        if piece.kind in ("attribute", "module attributes") and not evidence.is_cause(piece)
+        for d in differences
+        if d.a is not None and any(is_at(moved, d) for moved in evidence.moved)
+    ]
+
+
+def may_decide(difference: StateDifference) -> bool:
+    """Tell whether the loop may decide by a lost value: a number, a string, a tensor of one element."""
+    return difference.kind in ("number", "value") or _is_scalar(difference)
+
+
+def _is_scalar(difference: StateDifference) -> bool:
+    return difference.tensor is not None and difference.tensor.num_elements == 1
+
+
 def _is_number(difference: StateDifference) -> bool:
     if difference.kind == "tensor":
-        return difference.tensor is not None and difference.tensor.num_elements == 1
+        return _is_scalar(difference)
     both = difference.plain_a, difference.plain_b
     return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in both)
 
 
 def _decides(evidence: Evidence, difference: StateDifference) -> bool:
-    if difference.kind == "tensor" and not _is_number(difference):
-        return _is_average(evidence, difference)
-    return evidence.loop_uses.decides(difference)
-
-
-def _is_average(evidence: Evidence, difference: StateDifference) -> bool:
-    """Tell whether a tensor has the shape of a weight: an average, a momentum, a target network's."""
-    shape = getattr(difference.a, "shape", ())
-    return len(shape) > 0 and shape in evidence.weight_shapes
+    if difference.kind == "tensor" and not _is_scalar(difference):
+        return evidence.holds_average(difference.piece)
+    return (difference.piece, difference.path) in evidence.decisions
 
 
 def _finding(evidence: Evidence, piece: Piece, rule: str, differences: list[StateDifference]) -> Finding:
@@ -95,7 +110,7 @@ def _finding(evidence: Evidence, piece: Piece, rule: str, differences: list[Stat
     return Finding(
         rule,
         values(differences) + effect,
-        f"training changes it, and the checkpoint does not carry it: it lies in {where}, which no state_dict() covers",
+        _cause(evidence, piece, where),
         _fix(evidence, piece, differences),
         steps=(found.step,),
         evidence={"is_cause": True, "piece": title(piece), "effect": effect},
@@ -112,7 +127,7 @@ def _is_history(difference: StateDifference) -> bool:
 
 
 def _without_effect(evidence: Evidence, piece: Piece, differences: list[StateDifference]) -> Finding:
-    sites = [site for d in differences if (site := evidence.loop_uses.site(d))]
+    sites = [site for d in differences if (site := evidence.decisions.get((d.piece, d.path)))]
     still = "; still different at the end of the run" if all(map(evidence.remains, differences)) else ""
     uses = f"; the loop decides by it ({', '.join(dict.fromkeys(sites))})" if sites else ""
     return Finding(
@@ -126,14 +141,33 @@ def _without_effect(evidence: Evidence, piece: Piece, differences: list[StateDif
     )
 
 
+def _cause(evidence: Evidence, piece: Piece, where: str) -> str:
+    if evidence.as_built(piece):
+        return (
+            f"training changes it, load() leaves it as it was built: it lies in {where}, which no state_dict() covers"
+        )
+    come = evidence.origin(piece)
+    if come is not None and come.kind == "rounded":
+        return (
+            f"the loaded values are the saved ones rounded to {come.dtype}: the checkpoint was written in {come.dtype}"
+        )
+    if come is not None and come.kind == "end":
+        return "the loaded values are those of the end of the run that saved: the checkpoint refers to the live tensors"
+    if come is not None and come.kind == "elsewhere" and come.source not in (None, piece):
+        return f"the loaded values are the ones that {title(come.source)} held when saved"
+    return "load() sets it to something else than what it was when saved"
+
+
 def _fix(evidence: Evidence, piece: Piece, differences: list[StateDifference]) -> str:
     name = place(differences[0]).partition(" (")[0]
     if len(differences) > 1 or len(differences[0].path) > 1:  # the object, not its inside
-        name = title(piece).partition("'s own object (")[-1].removesuffix(")") or title(piece)
+        name = title(piece).partition(OWN_OBJECT)[-1].removesuffix(")") or title(piece)
     if piece.kind == "outside":
         return f"save {name.partition(' (')[0]} in the checkpoint and set it in load(), or move it into the setup"
     if piece.kind == "module attributes":
         return f"save {place(differences[0])} in the checkpoint, or make a buffer of it, which state_dict() carries"
+    if not evidence.as_built(piece):
+        return f"restore {name} as it was saved"
     if evidence.loop.save is save_training_state:
         return (
             f"give {title(piece)} state_dict() and load_state_dict(), or keep plain data in the setup: "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tl_core import Finding
+from tl_core import Finding, group_names
 from tl_resume._check._evidence import Evidence
-from tl_resume._check._origin import Origin, origin
+from tl_resume._check._origin import Origin
 from tl_resume._check._words import below, established, listed_names, module_names, one, tensor_names, title, values
 from tl_telemetry import Piece, StateDifference
 
@@ -75,11 +75,11 @@ def optimizer_left_behind(evidence: Evidence) -> Iterator[Finding]:
         total = sum(map(len, evidence.resumed.loaded.order[name]))
         yield Finding(
             "optimizer-of-other-model",
-            f"after loading, {len(strangers)} of {total} tensors in optimizer {name!r} are none of the model's: "
-            "its steps do not reach the weights that are trained",
-            "load() put another model (or other parameters) into the setup, and the optimizer still holds the old ones",
-            "load into the model that is there, model.load_state_dict(...), or build the optimizer anew for the new "
-            "one and then load its state",
+            f"after loading, {len(strangers)} of {total} tensors in optimizer {name!r} are no longer in the setup "
+            f"(when saved, they were {group_names(strangers, evidence.weight_names)}): its steps go nowhere",
+            "load() put another model, or other tensors, into the setup, and the optimizer still holds the old ones",
+            "copy into the tensors that are there (model.load_state_dict(...), tensor.copy_(...)), or build the "
+            "optimizer anew for the new ones and then load its state",
             steps=(evidence.resume_at,),
             evidence={"is_cause": True, "optimizer": name},
         )
@@ -152,13 +152,13 @@ def _finding(
 
 def _explained(evidence: Evidence, piece: Piece, rule: str, differences: list[StateDifference]) -> tuple[str, str, str]:
     """Return the rule, the cause and the fix: from how load() worked, from where the values come, or in general."""
-    come = origin(differences, evidence.save.saved, evidence.resumed.run.start, evidence.full.finished)
+    come = evidence.origin(piece)
     restores = [r for r in evidence.resumed.restored if piece in r.pieces]
     if any(piece in r.right for r in restores):
         return (
             "restored-then-overwritten",
-            f"{title(piece)}: as saved when load_state_dict() returned, and changed by load() after that; building a "
-            "scheduler writes lr and initial_lr of its optimizer, and loading one thing may overwrite another",
+            f"{title(piece)}: as saved when load_state_dict() returned, and changed by load() after that"
+            f"{_overwritten_by(evidence, piece)}",
             "build everything first, then restore: model, optimizer, scheduler, and change nothing after that",
         )
     if come is not None and come.kind == "rounded":
@@ -259,6 +259,17 @@ def _not_in_state_dict(evidence: Evidence, piece: Piece) -> str:
     return tensor_names(evidence.by_piece[piece], evidence.weight_names) if left_out.issuperset(names) else ""
 
 
+def _overwritten_by(evidence: Evidence, piece: Piece) -> str:
+    """Say what may have written over a piece, where its kind tells."""
+    if piece.kind == "param groups" and any(p.kind == "scheduler" for p in evidence.save.saved.pieces):
+        return "; building a scheduler writes lr and initial_lr of its optimizer"
+    if piece.kind == "scheduler":
+        epochs = [(d.plain_a, d.plain_b) for d in evidence.by_piece[piece] if d.path[-1:] == ("last_epoch",)]
+        if any(isinstance(a, int) and b == a + 1 for a, b in epochs):
+            return ": it was stepped once more"
+    return ""
+
+
 def _from_elsewhere(piece: Piece, rule: str, come: Origin) -> tuple[str, str, str]:
     assert come.source is not None
     if come.source == piece:
@@ -276,9 +287,9 @@ def _from_elsewhere(piece: Piece, rule: str, come: Origin) -> tuple[str, str, st
         )
     if piece.kind == "weights":
         return (
-            "average-loaded-as-weights",
+            "other-weights-loaded",
             f"the loaded weights are the ones that {title(come.source)} held when saved",
-            "save the model's own weights beside the average, and load each into its own place",
+            "save the model's own weights, and load them and what else holds weights each into its own place",
         )
     return rule, f"the loaded values are the ones that {title(come.source)} held when saved", _FIX[piece.kind]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tl_core import Finding
 from tl_resume._check._ablate import MAX_COST
 from tl_resume._check._evidence import Evidence
-from tl_resume._check._words import listed, parting, title
+from tl_resume._check._words import listed, listed_names, parting, title
 from tl_telemetry import Piece
 
 
@@ -35,7 +35,9 @@ def diverges(evidence: Evidence) -> Iterator[Finding]:
         "resume-diverges",
         f"{parting(found)}; {seen}",
         f"not established; left open: {', '.join(open_)}, files that the loop reads, nondeterministic operations",
-        "look at what the step reads that neither the setup nor the step's own code shows",
+        f"see that load() puts {listed_names(evidence.save.saved.uncopied)} where it was when saved"
+        if evidence.save.saved.uncopied
+        else "look at what the step reads that neither the setup nor the step's own code shows",
         steps=(found.step,),
     )
 
@@ -99,7 +101,7 @@ def uncopied(evidence: Evidence) -> Iterator[Finding]:
         shown = ", ".join(f"{path} (a {kind})" for path, kind in found.items())
         yield Finding(
             "not-copied",
-            f"could not be copied, so that it was compared by the batches it gave only: {shown}",
+            f"could not be compared or put back: {shown}; only the batches that it gave were compared",
             "a generator, or an iterator of a DataLoader, has no state that can be read or copied",
             "",
         )
