@@ -2,6 +2,7 @@ import sys
 
 import pytest
 import torch
+
 from tl_resume._check._content import content_digest
 from tl_resume._check._draws import _as_indices
 

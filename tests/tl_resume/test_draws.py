@@ -1,12 +1,12 @@
 import pytest
 import torch
-from tl_resume._check import _draws
-from tl_resume._check._content import content_digest
-from tl_resume._check._ledger import Drawn, Ledger
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tl_core import TrainingSetup
+from tl_resume._check import _draws
+from tl_resume._check._content import content_digest
+from tl_resume._check._ledger import Drawn, Ledger
 
 
 def make_setup(**state):

@@ -8,13 +8,13 @@ import weakref
 import pytest
 import torch
 import torch.utils.checkpoint
-from tl_resume._check._content import content_digest
-from tl_resume._check._ledger import Drawn, Ledger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from tl_core import TrainingSetup
+from tl_resume._check._content import content_digest
+from tl_resume._check._ledger import Drawn, Ledger
 
 
 class Net(nn.Module):

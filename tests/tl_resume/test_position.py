@@ -1,9 +1,9 @@
 import pytest
-from tl_resume._check._ledger import Drawn, Ledger
-from tl_resume._check._position import Position, describe_position
 from torch import nn
 
 from tl_core import TrainingSetup
+from tl_resume._check._ledger import Drawn, Ledger
+from tl_resume._check._position import Position, describe_position
 
 
 def ledger(drawn=None, inputs=None):

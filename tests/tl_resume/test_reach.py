@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+
 from tl_resume._check._reach import Place, places
 
 COUNTER = 0

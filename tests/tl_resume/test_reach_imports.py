@@ -2,6 +2,7 @@ import sys
 import types
 
 import pytest
+
 from tl_resume._check._reach import Place, places
 
 

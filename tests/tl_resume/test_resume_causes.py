@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,6 @@ from tl_resume import check_resume_equivalent, load_training_state, save_trainin
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 SEEN = 0
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_collections() -> Iterator[None]:
-    """Leave what is there already out of the collections between the runs: many of them take long."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def make_setup(**extra: Any) -> TrainingSetup:

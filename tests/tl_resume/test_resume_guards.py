@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import sys
 import tempfile
@@ -60,14 +59,6 @@ def world() -> dict[str, Any]:
         "own hooks": [len(m._forward_pre_hooks) + len(m._forward_hooks) for model in BUILT for m in model.modules()],
         "folders": sorted(Path(tempfile.gettempdir()).glob("tl-resume-*")),
     }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_collections() -> Iterator[None]:
-    """Leave what is there already out of the collections between the runs: many of them take long."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

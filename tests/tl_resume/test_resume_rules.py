@@ -9,11 +9,9 @@ The loops of a rule are in ``resume_cases/<rule_id with underscores>.py``. Such 
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -49,14 +47,6 @@ NEAR_MISSES = [
     for rule, module in LOADED.items()
     for name in (module.near_misses() if hasattr(module, "near_misses") else {})
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_collections() -> Iterator[None]:
-    """Leave what is there already out of the collections between the runs: hundreds of them take long."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @cache

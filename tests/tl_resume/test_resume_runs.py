@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,6 @@ from tl_core import CheckFailed, NotJudged, TrainingSetup, standard_step
 from tl_resume import assert_resume_equivalent, check_resume_equivalent, load_training_state, save_training_state
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_collections() -> Iterator[None]:
-    """Leave what is there already out of the collections between the runs: many of them take long."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def make_setup() -> TrainingSetup:
