@@ -236,7 +236,8 @@ def _explain(session: Session, evidence: Evidence, path: Path, fresh_process: bo
     pieces = list(evidence.by_piece)
     if pieces:
         part = 1 - at / session.loop.steps  # of a run
-        evidence.cause = establish(pieces, parts, max(1, int((MAX_COST - session.cost) / part)))
+        spare = 1 if _undecided(evidence) else 0  # the run that looks for decisions
+        evidence.cause = establish(pieces, parts, max(1, int((MAX_COST - session.cost) / part) - spare))
     if evidence.cause is not None and evidence.cause.complete:
         return
     warm = resumed(session, at, path, saved=saved, put=pieces, warm=True).run
@@ -248,11 +249,14 @@ def _explain(session: Session, evidence: Evidence, path: Path, fresh_process: bo
 
 def _look_for_decisions(session: Session, evidence: Evidence, path: Path) -> None:
     """Find out by which of the lost values that made no difference yet the loop decides."""
-    lost = idle(evidence)
-    values = list(filter(may_decide, lost))
-    if values and evidence.repeatable:
-        saved, at = evidence.save.saved, evidence.resume_at
+    if values := _undecided(evidence):
+        saved, at, lost = evidence.save.saved, evidence.resume_at, idle(evidence)
         evidence.decisions = deciding_lines(session, at, path, saved, list(evidence.by_piece), values, lost)
+
+
+def _undecided(evidence: Evidence) -> list[StateDifference]:
+    """Return the lost values of which a further run can tell whether the loop decides by them."""
+    return list(filter(may_decide, idle(evidence))) if evidence.repeatable else []
 
 
 def _report(evidence: Evidence, allow: frozenset[str], moved: bool, cost: float) -> ResumeReport:

@@ -52,7 +52,8 @@ def deciding_lines(
             with suppress(AttributeError, LookupError, TypeError):  # it lies where nothing can be set
                 _replace(root, names, partial(_watched, label=label, decisions=decisions, tensors=tensors))
 
-    run = resumed(session, resume_at, path, saved=saved, put=pieces, replace=replace, within=tensors).run
+    within = tensors if any(difference.kind == "tensor" for difference in labels.values()) else None
+    run = resumed(session, resume_at, path, saved=saved, put=pieces, replace=replace, within=within).run
     if run.error is not None:  # the loop does not take such values
         return {}
     seen = [d for d in decisions.seen if not _same_place_of_cycle(labels[d.label], d)]

@@ -74,18 +74,24 @@ class _Tracked:
         self.decisions.note(self.labels, self.modulus)
 
     def __reduce__(self) -> Any:  # copies and files hold the plain value
-        return _kind(self), (_plain(self),)
+        plain = _plain(self)
+        return type(plain), (plain,)
 
-
-def _kind(value: Any) -> Any:
-    return next(kind for kind in (int, float, str) if isinstance(value, kind))
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Compute with numpy's numbers and arrays as the plain value does: they take a subclass for an array."""
+        out = getattr(ufunc, method)(*map(_plain, inputs), **options)
+        if getattr(out, "shape", None) == () and str(out.dtype) == "bool":
+            self._decides()
+        return out
 
 
 def _plain(value: Any) -> Any:
     """Return a value without its tracking."""
     if not isinstance(value, _Tracked):
         return value
-    exact: Any = {int: int.__int__, float: float.__float__, str: str.__str__}[_kind(value)]
+    if isinstance(value, _Bool):
+        return int.__bool__(value)
+    exact: Any = next(exact for kind, exact in _EXACT.items() if isinstance(value, kind))
     return exact(value)
 
 
@@ -108,7 +114,7 @@ def track(value: Any, decisions: Decisions, labels: frozenset[str], modulus: int
 
 
 def _binary(name: str, function: Callable[[Any, Any], Any], *, reflected: bool = False) -> Callable[..., Any]:
-    def method(self: Any, other: Any) -> Any:
+    def method(self: Any, other: Any, *more: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented  # tensors, arrays and the like take the number that it is
         labels = self.labels | (other.labels if isinstance(other, _Tracked) else frozenset())
@@ -120,7 +126,7 @@ def _binary(name: str, function: Callable[[Any, Any], Any], *, reflected: bool =
             modulus = None
         if name == "floordiv":
             self._decides()
-        return track(function(*pair), self.decisions, labels, modulus)
+        return track(function(*pair, *map(_plain, more)), self.decisions, labels, modulus)
 
     return method
 
@@ -148,11 +154,16 @@ def _deciding(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _COMPARISONS = {f"__{name}__": _comparison(getattr(operator, name)) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
-_ARITHMETIC = {
-    f"__{'r' if reflected else ''}{name}__": _binary(name, getattr(operator, name), reflected=reflected)
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
-    for reflected in (False, True)
-}
+_OPERATORS = {name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod")}
+_BITS = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
+_ARITHMETIC, _BITWISE = (
+    {
+        f"__{'r' if reflected else ''}{name}__": _binary(name, function, reflected=reflected)
+        for name, function in functions.items()
+        for reflected in (False, True)
+    }
+    for functions in ({**_OPERATORS, "pow": pow}, _BITS)
+)
 _UNARY = {f"__{name}__": _unary(function) for name, function in (("neg", operator.neg), ("abs", abs))}
 _ROUNDING = {
     f"__{name}__": _deciding(function)
@@ -166,19 +177,27 @@ _ROUNDING = {
 }
 _NUMBER = {**_COMPARISONS, **_ARITHMETIC, **_UNARY, **_ROUNDING}
 
-_Int: Any = type("int", (_Tracked, int), {**_NUMBER, "__hash__": int.__hash__})
+_Int: Any = type("int", (_Tracked, int), {**_NUMBER, **_BITWISE, "__hash__": int.__hash__})
 _Float: Any = type("float", (_Tracked, float), {**_NUMBER, "__int__": _deciding(int), "__hash__": float.__hash__})
-# bool cannot be derived from: a number that shows itself as one
+# bool cannot be derived from: a number that shows itself as one, and is one for isinstance()
 _Bool: Any = type(
     "bool",
     (_Tracked, int),
-    {**_NUMBER, "__hash__": int.__hash__, "__repr__": lambda self: repr(bool(_plain(self)))},
+    {
+        **_NUMBER,
+        **_BITWISE,
+        "__class__": property(lambda self: bool),
+        "__hash__": int.__hash__,
+        "__repr__": lambda self: repr(_plain(self)),
+    },
 )
 _Str: Any = type(
     "str",
     (_Tracked, str),
     {**_COMPARISONS, "__bool__": _deciding(bool), "__hash__": _deciding(hash)},
 )
+# how a value without its tracking is had
+_EXACT: dict[type, Callable[[Any], Any]] = {int: int.__int__, float: float.__float__, str: str.__str__}
 
 
 class TrackedTensors(TorchFunctionMode):
@@ -198,11 +217,11 @@ class TrackedTensors(TorchFunctionMode):
         self._labels[id(tensor)] = frozenset([label]), tensor
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = [self._labels[id(arg)][0] for arg in args if isinstance(arg, Tensor) and id(arg) in self._labels]
-        if not given:
+        labels = frozenset().union(*map(self._labels_of, args))
+        # torch takes what a plain bool gives a tensor of bools for a number
+        out = func(*map(_plain, args), **{key: _plain(value) for key, value in (kwargs or {}).items()})
+        if not labels:
             return out
-        labels = frozenset().union(*given)
         name = getattr(func, "__name__", "")
         if name in ("__bool__", "__int__", "__index__"):
             self._decisions.note(labels, None)
@@ -211,3 +230,9 @@ class TrackedTensors(TorchFunctionMode):
         elif isinstance(out, Tensor) and out.numel() == 1 and id(out) not in self._labels:
             self._labels[id(out)] = labels, out
         return out
+
+    def _labels_of(self, value: Any) -> frozenset[str]:
+        if isinstance(value, _Tracked):
+            return value.labels
+        found = self._labels.get(id(value)) if isinstance(value, Tensor) else None
+        return found[0] if found else frozenset()
