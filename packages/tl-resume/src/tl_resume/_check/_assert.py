@@ -23,7 +23,7 @@ from tl_resume._check._rules.hidden import idle, may_decide
 from tl_resume._check._runs import resumed, saving, uninterrupted
 from tl_resume._check._store import Store
 from tl_resume._files import load_training_state, save_training_state
-from tl_telemetry import Piece
+from tl_telemetry import Piece, StateDifference
 
 CHECK = "Resume equivalence"
 

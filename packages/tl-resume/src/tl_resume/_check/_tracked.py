@@ -84,6 +84,30 @@ class _Tracked:
             self._decides()
         return out
 
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let torch take the plain value; notice ``loss < best`` of a tensor of one element."""
+        out = _call_plain(func, args, kwargs)
+        if getattr(func, "__name__", "") in _COMPARED and isinstance(out, Tensor) and out.numel() == 1:
+            for value in args:
+                if isinstance(value, _Tracked):
+                    value._decides()
+        return out
+
+
+_COMPARED = frozenset(["lt", "le", "gt", "ge", "eq", "ne", "less", "less_equal", "greater", "greater_equal"])
+
+
+def _call_plain(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return func(*map(_bare, args), **{key: _bare(value) for key, value in (kwargs or {}).items()})
+
+
+def _bare(value: Any) -> Any:
+    """Return an argument of a function of torch without tracking: a number, or a shape of them."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_bare, value))
+    return _plain(value)
+
 
 def _plain(value: Any) -> Any:
     """Return a value without its tracking."""
@@ -218,8 +242,7 @@ class TrackedTensors(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         labels = frozenset().union(*map(self._labels_of, args))
-        # torch takes what a plain bool gives a tensor of bools for a number
-        out = func(*map(_plain, args), **{key: _plain(value) for key, value in (kwargs or {}).items()})
+        out = _call_plain(func, args, kwargs)
         if not labels:
             return out
         name = getattr(func, "__name__", "")
