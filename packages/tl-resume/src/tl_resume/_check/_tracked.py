@@ -123,13 +123,16 @@ def track(value: Any, decisions: Decisions, labels: frozenset[str], modulus: int
     """Return a value that notices; one that is no number or string is returned as it is.
 
     Args:
-        value: the value.
+        value: the value; one of numpy's numbers is followed as Python's number of the same value.
         decisions: where decisions are noted.
         labels: whose value it is, or is computed from.
         modulus: what it was taken modulo by.
     """
     value = _plain(value)
     kinds = {bool: _Bool, int: _Int, float: _Float, str: _Str}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.number):
+        value = value.item()  # numpy's own types cannot safely be derived from
     if type(value) not in kinds:
         return value
     made: Any = kinds[type(value)](value)
@@ -220,6 +223,8 @@ _Str: Any = type(
     (_Tracked, str),
     {**_COMPARISONS, "__bool__": _deciding(bool), "__hash__": _deciding(hash)},
 )
+
+
 # how a value without its tracking is had
 _EXACT: dict[type, Callable[[Any], Any]] = {int: int.__int__, float: float.__float__, str: str.__str__}
 
