@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.serialization import safe_globals
 
 from tl_core import TrainingSetup
 from tl_resume._check._loop import Session
@@ -53,7 +54,8 @@ def deciding_lines(
                 _replace(root, names, partial(_watched, label=label, decisions=decisions, tensors=tensors))
 
     within = tensors if any(difference.kind == "tensor" for difference in labels.values()) else None
-    run = resumed(session, resume_at, path, saved=saved, put=pieces, replace=replace, within=within).run
+    with safe_globals([bool, int, float, str]):  # torch.load() makes of them what the loop itself saved meanwhile
+        run = resumed(session, resume_at, path, saved=saved, put=pieces, replace=replace, within=within).run
     if run.error is not None:  # the loop does not take such values
         return {}
     seen = [d for d in decisions.seen if not _same_place_of_cycle(labels[d.label], d)]
