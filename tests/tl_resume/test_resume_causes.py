@@ -259,14 +259,14 @@ has one) and go on from there in load()""",
     global_that_weighs: """\
 [outside-state-not-restored] SEEN 4 when saved, 0 after loading; the runs part at step 4: loss 1.82989 resumed, \
 0.365977 without interruption; with it put back after loading, the resumed run is the uninterrupted one
-  cause: training changes it, and the checkpoint does not carry it: it lies in a place outside of the setup, which \
+  cause: training changes it, load() leaves it as it was built: it lies in a place outside of the setup, which \
 no state_dict() covers
   fix: save SEEN in the checkpoint and set it in load(), or move it into the setup""",
     object_that_the_step_is_bound_to: """\
 [outside-state-not-restored] Trainer.seen (the object that step is bound to) 4 when saved, 0 after loading; the runs \
 part at step 4: loss 1.82989 resumed, 0.365977 without interruption; with it put back after loading, the resumed run \
 is the uninterrupted one
-  cause: training changes it, and the checkpoint does not carry it: it lies in a place outside of the setup, which \
+  cause: training changes it, load() leaves it as it was built: it lies in a place outside of the setup, which \
 no state_dict() covers
   fix: save Trainer.seen in the checkpoint and set it in load(), or move it into the setup""",
     save_that_draws: """\

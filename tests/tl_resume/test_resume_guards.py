@@ -205,7 +205,7 @@ RAISED = """\
 [attribute-not-restored] setup.scale 1 when saved, nothing after loading; the resumed run raises AttributeError \
 ('TrainingSetup' object has no attribute 'scale') in step 4, where the uninterrupted one goes on; with it put back \
 after loading, the resumed run is the uninterrupted one
-  cause: training changes it, and the checkpoint does not carry it: it lies in the setup, which no state_dict() covers
+  cause: training changes it, load() leaves it as it was built: it lies in the setup, which no state_dict() covers
   fix: save setup.scale in the checkpoint and set it again in load()"""
 
 

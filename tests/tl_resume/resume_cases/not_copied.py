@@ -13,7 +13,8 @@ from tl_core import TrainingSetup
 X = torch.randn(8, 4, 4, generator=torch.Generator().manual_seed(1))
 
 MESSAGE = """\
-[not-copied] could not be copied, so that it was compared by the batches it gave only: setup.batches (a generator)
+[not-copied] could not be compared or put back: setup.batches (a generator); only the batches that it gave were \
+compared
   cause: a generator, or an iterator of a DataLoader, has no state that can be read or copied"""
 
 

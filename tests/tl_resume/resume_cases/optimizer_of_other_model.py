@@ -13,11 +13,11 @@ X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
 Y = X.sum(dim=1, keepdim=True)
 
 MESSAGE = """\
-[optimizer-of-other-model] after loading, 2 of 2 tensors in optimizer 'optimizer' are none of the model's: its steps \
-do not reach the weights that are trained
-  cause: load() put another model (or other parameters) into the setup, and the optimizer still holds the old ones
-  fix: load into the model that is there, model.load_state_dict(...), or build the optimizer anew for the new one \
-and then load its state"""
+[optimizer-of-other-model] after loading, 2 of 2 tensors in optimizer 'optimizer' are no longer in the setup (when \
+saved, they were weight, bias): its steps go nowhere
+  cause: load() put another model, or other tensors, into the setup, and the optimizer still holds the old ones
+  fix: copy into the tensors that are there (model.load_state_dict(...), tensor.copy_(...)), or build the optimizer \
+anew for the new ones and then load its state"""
 
 
 def make_setup() -> TrainingSetup:

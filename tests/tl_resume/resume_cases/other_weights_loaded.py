@@ -14,11 +14,11 @@ X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
 Y = X.sum(dim=1, keepdim=True)
 
 MESSAGE = """\
-[other-weights-loaded] weight, bias differ after loading (weight: 4 of 4 elements, the most at [0, 3]: 0.467303 \
-when saved, 0.322582 after loading); the runs part at step 4: loss 2.21646 resumed, 1.48417 without interruption; \
-with it put back after loading, the resumed run is the uninterrupted one
+[other-weights-loaded] weight, bias differ after loading (weight: 4 of 4 elements, the most at [0, 3]: 0.467303 when \
+saved, 0.322582 after loading); the runs part at step 4: loss 2.21646 resumed, 1.48417 without interruption; with it \
+put back after loading, the resumed run is the uninterrupted one
   cause: the loaded weights are the ones that setup.state['average'] held when saved
-  fix: save the model's own weights beside the average, and load each into its own place"""
+  fix: save the model's own weights, and load them and what else holds weights each into its own place"""
 
 
 def make_setup() -> TrainingSetup:

@@ -16,8 +16,8 @@ MESSAGE = """\
 [outside-state-not-restored] seen (closure of step) 4 when saved, 0 after loading; the runs part at step 4: loss \
 3.3604 resumed, 0.672081 without interruption; with it put back after loading, the resumed run is the uninterrupted \
 one
-  cause: training changes it, and the checkpoint does not carry it: it lies in a place outside of the setup, which \
-no state_dict() covers
+  cause: training changes it, load() leaves it as it was built: it lies in a place outside of the setup, which no \
+state_dict() covers
   fix: save seen in the checkpoint and set it in load(), or move it into the setup"""
 
 

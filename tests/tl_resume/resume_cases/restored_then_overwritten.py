@@ -18,8 +18,7 @@ MESSAGE = """\
 saved, 0.08 after loading; the runs part at step 4: after it, weight has norm 1.20807 resumed, 1.07167 without \
 interruption; with it put back after loading, the resumed run is the uninterrupted one
   cause: the param_groups of optimizer 'optimizer': as saved when load_state_dict() returned, and changed by load() \
-after that; building a scheduler writes lr and initial_lr of its optimizer, and loading one thing may overwrite \
-another
+after that; building a scheduler writes lr and initial_lr of its optimizer
   fix: build everything first, then restore: model, optimizer, scheduler, and change nothing after that"""
 
 

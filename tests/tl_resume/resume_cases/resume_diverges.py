@@ -22,7 +22,7 @@ into a setup that was trained up to step 4, the checkpoint gives the uninterrupt
 that a fresh setup does not have
   cause: not established; left open: setup.weights (a generator), files that the loop reads, nondeterministic \
 operations
-  fix: look at what the step reads that neither the setup nor the step's own code shows"""
+  fix: see that load() puts setup.weights where it was when saved"""
 
 
 def _falling(first: int = 1) -> Iterator[float]:
