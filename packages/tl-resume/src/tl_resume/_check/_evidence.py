@@ -131,7 +131,8 @@ class Evidence:
 
     def as_built(self, piece: Piece) -> bool:
         """Tell whether all that differs in a piece is as the fresh setup had it before loading."""
-        return all((piece, difference.path) not in self._set_by_load for difference in self.by_piece[piece])
+        touched = [path for changed, path in self._set_by_load if changed == piece]
+        return not any(_overlap(path, difference.path) for path in touched for difference in self.by_piece[piece])
 
     @cached_property
     def drawn_from(self) -> set[Piece]:
@@ -263,3 +264,9 @@ def _is_as_changed(loaded: StateDifference, changed: StateDifference | None) -> 
 def _same(a: object, b: object) -> bool:
     digest = getattr(a, "digest", None)
     return a == b if digest is None else digest == getattr(b, "digest", None)
+
+
+def _overlap(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    """Tell whether one place is the other, or lies below it."""
+    length = min(len(one), len(other))
+    return one[:length] == other[:length]

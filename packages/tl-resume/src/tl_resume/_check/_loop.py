@@ -170,12 +170,16 @@ class Session:
 
 
 def _hooks(setup: TrainingSetup) -> Iterator[Callable[..., Any]]:
-    """Yield the functions that the loop runs without naming them: hooks of modules and optimizers, attributes."""
+    """Yield the functions that the loop runs without naming them: hooks, schedules, attributes of the setup."""
     holders = [*setup.model.modules(), *setup.optimizers.values()]
-    for holder in holders:
-        for name, hooks in vars(holder).items():
-            if name.endswith("_hooks") and isinstance(hooks, dict):
-                yield from (hook for hook in hooks.values() if callable(hook))
+    tables = [hooks for holder in holders for name, hooks in vars(holder).items() if name.endswith("_hooks")]
+    for parameter in setup.model.parameters():
+        tables += [parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)]
+    for hooks in tables:
+        if isinstance(hooks, dict):
+            yield from (hook for hook in hooks.values() if callable(hook))
+    for scheduler in setup.schedulers.values():
+        yield from (function for function in getattr(scheduler, "lr_lambdas", ()) if isinstance(function, FunctionType))
     yield from (value for value in vars(setup).values() if isinstance(value, FunctionType))
 
 

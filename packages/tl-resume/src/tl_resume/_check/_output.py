@@ -144,31 +144,24 @@ class _Branch:
     outside: set[str]
 
     def is_output(self, statements: list[ast.stmt]) -> bool:
-        """Tell whether statements show something, or lead to nothing, and do nothing else."""
-        shows, sets = False, True
+        """Tell whether statements only show something, or set what leads to nothing."""
         waiting = list(statements)
         while waiting:
             statement = waiting.pop()
-            if _is_show(statement):
-                shows = True
-            elif isinstance(statement, (ast.If, ast.For, ast.With)):
+            if isinstance(statement, (ast.If, ast.For, ast.With)):
                 waiting += [*statement.body, *getattr(statement, "orelse", ())]
             elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
                 targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-                if _is_text(statement.value):
-                    shows = True
-                elif not all(map(self._may_set, targets)):
-                    if not _is_empty(statement.value):
-                        return False
-                    sets = False  # a meter begins anew: only beside what shows it
-            elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-                if _called(statement.value) not in _KEEPING:
+                # a formatted text is made to be shown
+                if not isinstance(statement.value, ast.JoinedStr) and not all(map(self._may_set, targets)):
                     return False
+            elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and not _is_show(statement):
                 receiver = getattr(statement.value.func, "value", None)
-                sets = sets and receiver is not None and self._may_set(receiver)
-            elif not isinstance(statement, (ast.Pass, ast.Delete)) and not _is_bare(statement):
+                if _called(statement.value) not in _KEEPING or receiver is None or not self._may_set(receiver):
+                    return False
+            elif not (isinstance(statement, (ast.Pass, ast.Delete)) or _is_show(statement) or _is_bare(statement)):
                 return False
-        return shows or sets
+        return True
 
     def _may_set(self, target: ast.expr) -> bool:
         if isinstance(target, ast.Tuple):
@@ -197,16 +190,3 @@ def _is_show(statement: ast.stmt) -> bool:
 
 def _called(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-
-
-def _is_empty(value: ast.expr | None) -> bool:
-    """Tell whether a value is 0 or an empty container: what a meter begins with."""
-    if isinstance(value, ast.Tuple):
-        return all(map(_is_empty, value.elts))
-    if isinstance(value, ast.Constant):
-        return type(value.value) in (int, float) and value.value == 0
-    return (isinstance(value, ast.List) and not value.elts) or (isinstance(value, ast.Dict) and not value.keys)
-
-
-def _is_text(value: ast.expr | None) -> bool:
-    return isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Constant) and isinstance(value.value, str))

@@ -83,6 +83,8 @@ def _outside(name: str, path: Sequence[object]) -> str:
 def _attributes(path: Sequence[object]) -> str:
     if len(path) == 2 and path[0] == "weights" and isinstance(path[1], str):  # a module's parameter or buffer
         return f".{path[1]}"
+    if len(path) > 2 and path[0] == "attributes" and isinstance(path[1], str):  # a module's plain attribute
+        return (f".{path[1]}" if path[1] else "") + _attributes(path[2:])
     return "".join(f".{part}" if isinstance(part, str) and part.isidentifier() else f"[{part!r}]" for part in path)
 
 

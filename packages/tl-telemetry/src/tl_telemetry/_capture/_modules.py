@@ -43,7 +43,8 @@ def module_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def module_attributes(part: nn.Module) -> dict[str, Any]:
-    """Return the plain attributes that the author of a module gave it; none for a library's."""
+    """Return the plain attributes that the author of a module gave it; of a library's, the numbers (``Dropout.p``)."""
     if is_library(type(part)):
-        return {}
+        held = {name: value for name, value in vars(part).items() if name not in _MACHINERY and name[0] != "_"}
+        return {name: value for name, value in held.items() if isinstance(value, (bool, int, float))}
     return {name: value for name, value in vars(part).items() if name not in _MACHINERY}
