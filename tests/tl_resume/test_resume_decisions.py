@@ -143,6 +143,19 @@ def best_mean_of_numpy() -> Loop:
     return lambda: make_setup(best=np.float64(np.inf)), step
 
 
+def best_of_single_precision() -> Loop:
+    def step(setup: Any, batch: torch.Tensor) -> torch.Tensor:
+        loss = train(setup, batch)
+        value = loss.detach().numpy().mean()
+        if value < setup.best:  # here
+            setup.best = value
+        elif value > 1000:
+            raise StopIteration
+        return loss
+
+    return lambda: make_setup(best=np.float32(np.inf)), step
+
+
 def phase_of_training() -> Loop:
     def step(setup: Any, batch: torch.Tensor) -> torch.Tensor:
         loss = train(setup, batch)
@@ -199,6 +212,10 @@ DECIDING: dict[Callable[[], Loop], tuple[str, str]] = {
     tensor_of_no_dimension: ("setup.bad", "4 when saved, 0 after loading" + STILL),
     best_loss_against_a_tensor: ("setup.best", "2.1956 when saved, inf after loading"),
     best_mean_of_numpy: ("setup.best", "2.1956 when saved, inf after loading"),
+    best_of_single_precision: (
+        "setup.best",
+        f"{np.float32(2.1956007)!r} when saved, {np.float32(np.inf)!r} after loading",  # as this numpy writes them
+    ),
     phase_of_training: ("setup.phase", "'main' when saved, 'warmup' after loading" + STILL),
     schedule_in_stairs: ("setup.count", "4 when saved, 0 after loading" + STILL),
     counter_at_another_place_of_its_cycle: ("setup.count", "4 when saved, 0 after loading" + STILL),

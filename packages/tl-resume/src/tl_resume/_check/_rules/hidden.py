@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator
 
 from tl_core import Finding
@@ -91,7 +92,7 @@ def _is_number(difference: StateDifference) -> bool:
     if difference.kind == "tensor":
         return _is_scalar(difference)
     both = difference.plain_a, difference.plain_b
-    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in both)
+    return all(isinstance(value, numbers.Real) and not isinstance(value, bool) for value in both)
 
 
 def _decides(evidence: Evidence, difference: StateDifference) -> bool:
