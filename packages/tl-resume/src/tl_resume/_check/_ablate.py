@@ -65,8 +65,10 @@ def establish(pieces: Sequence[Piece], parts: Parts, max_trials: int) -> Cause:
             return []
         if len(group) == 1:
             return list(group)
-        half = len(group) // 2
+        half, before = len(group) // 2, len(untried)
         found = needed(group[:half]) + needed(group[half:])
+        if len(untried) > before:
+            return found
         # neither half alone: each makes up for the other, so that only both together matter
         return found or list(group)
 

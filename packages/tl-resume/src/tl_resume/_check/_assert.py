@@ -250,8 +250,7 @@ def _explain(session: Session, evidence: Evidence, path: Path, fresh_process: bo
 def _look_for_decisions(session: Session, evidence: Evidence, path: Path) -> None:
     """Find out by which of the lost values that made no difference yet the loop decides."""
     if values := _undecided(evidence):
-        saved, at, lost = evidence.save.saved, evidence.resume_at, idle(evidence)
-        evidence.decisions = deciding_lines(session, at, path, saved, list(evidence.by_piece), values, lost)
+        evidence.decisions = deciding_lines(session, evidence, path, values, idle(evidence))
 
 
 def _undecided(evidence: Evidence) -> list[StateDifference]:

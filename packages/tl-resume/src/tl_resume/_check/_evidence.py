@@ -200,6 +200,16 @@ class Evidence:
         end = (run or self.resumed.run).finished
         return {(d.piece, d.path) for d in compare_captures(self.full.finished, end, rtol=self.rtol)}
 
+    @cached_property
+    def only_lost_differs(self) -> bool:
+        """Whether the runs agree, and at the end nothing differs but what was lost."""
+        places = [(p, path) for p, path in self.still_different if p.kind not in ("gradients", "rng", "outside")]
+        lost = [(d.piece, d.path) for d in self.differences]
+        return self.diverged is None and all(
+            place in self.unsteady or any(place[0] == piece and _overlap(place[1], path) for piece, path in lost)
+            for place in places
+        )
+
     def remains(self, difference: StateDifference) -> bool:
         """Tell whether a difference after loading is still one at the end."""
         return any(is_at(place, difference) for place in self.still_different)

@@ -147,6 +147,7 @@ class Session:
         stop: int,
         *,
         what: str,
+        before_step: Callable[[TrainingSetup], None] | None = None,
     ) -> None:
         """Run steps ``start`` to ``stop - 1``, recorded in ``run``.
 
@@ -157,12 +158,15 @@ class Session:
             start: the first step.
             stop: the step before which to stop.
             what: the run's name, for notes on exceptions.
+            before_step: called with the setup before each step.
         """
         assert run.ledger is not None
         for index in range(start, stop):
             setup.step_index = index
             batch = self.loop.batch(index)
             run.ledger.begin_step(index)
+            if before_step is not None:
+                before_step(setup)
             with noted(f"raised in step {index} of the {what}"):
                 result = step(setup, batch)
             run.trace.add(index, result, setup)

@@ -71,16 +71,19 @@ def _elsewhere(tensors: Sequence[StateDifference], saved: StateCapture) -> Origi
     for piece, path, digest in saved.digests():
         places.setdefault(digest, []).append((piece, path))
     sources: list[list[tuple[Piece, tuple[Any, ...]]]] = []
+    zeros = 0
     for difference in tensors:
         own_digest = _digest(difference.b)
         found = places.get(own_digest, []) if own_digest is not None else []
-        # an all-zero state is at home everywhere
         tensor = difference.tensor_b()
-        if not found or tensor is None or not bool(tensor.any()):
+        if not found or tensor is None:
             return None
+        zeros += not bool(tensor.any())
         sources.append(found)
+    if zeros == len(tensors):  # an all-zero state is at home everywhere
+        return None
     own = tensors[0].piece
-    if all(any(piece == own for piece, _ in found) for found in sources):
+    if not zeros and all(any(piece == own for piece, _ in found) for found in sources):
         moves = []
         for difference, found in zip(tensors, sources, strict=True):
             path = next(path for piece, path in found if piece == own)

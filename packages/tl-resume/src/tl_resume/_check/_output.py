@@ -26,14 +26,14 @@ _KEEPING = frozenset(["append", "extend", "clear", "reset", "add", "pop", "pople
 _CHOOSING = frozenset(["min", "max", "minimum", "maximum"])
 
 
-def decides_about_output(code: CodeType, line: int, column: int | None, idle: frozenset[str]) -> bool | None:
+def decides_about_output(code: CodeType, line: int, column: int | None, settable: frozenset[str]) -> bool | None:
     """Tell whether a decision at a place of some code is only about output.
 
     Args:
         code: the code.
         line: the line in its file.
         column: the column, in bytes; None where it is not known.
-        idle: last names of attributes by which nothing is decided: a branch may set those.
+        settable: last names of attributes that it may set: the one that decides, and those by which nothing is decided.
 
     Returns:
         Whether it is; None where the source cannot be read.
@@ -47,10 +47,10 @@ def decides_about_output(code: CodeType, line: int, column: int | None, idle: fr
     if statement is None:
         return None
     if isinstance(statement, ast.If):
-        return _is_output_branch(tree, statement, rest, idle)
+        return _is_output_branch(tree, statement, rest, settable)
     if isinstance(statement, (ast.While, ast.Assert, ast.For)):
         return False
-    if _is_show(statement) or _sets_itself(statement, idle):
+    if _is_show(statement) or _sets_itself(statement, settable):
         return True
     parts = list(ast.walk(statement))
     if any(isinstance(part, (ast.Compare, ast.IfExp, ast.BoolOp, ast.Mod, ast.FloorDiv)) for part in parts):
@@ -59,13 +59,12 @@ def decides_about_output(code: CodeType, line: int, column: int | None, idle: fr
     return any(isinstance(part, ast.Call) and _called(part) in _CHOOSING for part in parts)
 
 
-def _sets_itself(statement: ast.stmt, idle: frozenset[str]) -> bool:
+def _sets_itself(statement: ast.stmt, settable: frozenset[str]) -> bool:
     """Tell whether a statement only sets what it decides by: ``avg = x if avg is None else 0.9 * avg + 0.1 * x``."""
     if not isinstance(statement, (ast.Assign, ast.AugAssign)):
         return False
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    read = {ast.unparse(node) for node in ast.walk(statement.value) if isinstance(node, (ast.Attribute, ast.Subscript))}
-    return all(ast.unparse(target) in read or _name(target) in idle for target in targets)
+    return all(_name(target) in settable for target in targets)
 
 
 @lru_cache(maxsize=256)
@@ -104,8 +103,7 @@ def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
                 yield block
 
 
-def _is_output_branch(tree: ast.AST, branch: ast.If, rest: list[ast.stmt], idle: frozenset[str]) -> bool:
-    tested = {ast.unparse(node) for node in ast.walk(branch.test) if isinstance(node, (ast.Attribute, ast.Subscript))}
+def _is_output_branch(tree: ast.AST, branch: ast.If, rest: list[ast.stmt], settable: frozenset[str]) -> bool:
     statements = [*branch.body, *branch.orelse]
     for block in (branch.body, branch.orelse):
         if block and isinstance(block[-1], (ast.Return, ast.Continue)):
@@ -116,7 +114,7 @@ def _is_output_branch(tree: ast.AST, branch: ast.If, rest: list[ast.stmt], idle:
             break
     inside = {id(node) for statement in statements for node in ast.walk(statement)}
     outside = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in inside and _is_read(n)}
-    return _Branch(tested, idle, outside).is_output(statements)
+    return _Branch(settable, outside).is_output(statements)
 
 
 def _is_read(node: ast.Name) -> bool:
@@ -134,13 +132,12 @@ class _Branch:
     """What a branch may set without doing more than showing something.
 
     Attributes:
-        tested: what it was taken by, as written: the step that was shown last.
-        idle: last names of attributes by which nothing is decided.
+        settable: last names of the attribute by which it was taken (the step that was shown last) and of those by which
+            nothing is decided.
         outside: variables that are read outside of it.
     """
 
-    tested: set[str]
-    idle: frozenset[str]
+    settable: frozenset[str]
     outside: set[str]
 
     def is_output(self, statements: list[ast.stmt]) -> bool:
@@ -168,7 +165,7 @@ class _Branch:
             return all(map(self._may_set, target.elts))
         if isinstance(target, ast.Name):
             return target.id not in self.outside
-        return ast.unparse(target) in self.tested or _name(target) in self.idle
+        return _name(target) in self.settable
 
 
 def _name(node: ast.expr) -> str | None:

@@ -99,7 +99,7 @@ def resumed(
     saved: StateCapture,
     put: Iterable[Piece] = (),
     warm: bool = False,
-    replace: Callable[[TrainingSetup], None] | None = None,
+    before_step: Callable[[TrainingSetup], None] | None = None,
     within: AbstractContextManager[Any] | None = None,
     other_order: dict[str, list[list[str]]] | None = None,
 ) -> ResumedRun:
@@ -114,7 +114,7 @@ def resumed(
         other_order: the order of parameters in another setup, which tells whether it varies from call to call.
         warm: load into a setup that was trained up to the checkpoint with the saved run's seed, instead of a fresh one:
             what lies in its hidden places (a generator, a worker) is then where it was when saved.
-        replace: called with the setup before the steps, to put other objects in the place of values.
+        before_step: called with the setup before each step.
         within: a context manager that the steps run in.
     """
     loop = session.loop
@@ -136,11 +136,11 @@ def resumed(
                 step_index = setup.step_index
                 loaded = session.capture(setup, outside)
                 put_back(saved, setup, put, outside=outside.access())
-                if replace is not None:
-                    replace(setup)
                 try:
                     with within or nullcontext():
-                        session.train(setup, step, run, resume_at, loop.steps, what="resumed run")
+                        session.train(
+                            setup, step, run, resume_at, loop.steps, what="resumed run", before_step=before_step
+                        )
                 except Exception as error:  # noqa: BLE001  the uninterrupted run did not raise: this is a symptom
                     run.error = f"{type(error).__name__} ({str(error).splitlines()[0] if str(error) else 'no message'})"
             run.end = session.capture(setup, outside)

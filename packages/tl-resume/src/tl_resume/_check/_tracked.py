@@ -40,19 +40,32 @@ class Decision:
 
 
 class Decisions:
-    """Collects the decisions of the person's code."""
+    """Collects the decisions of the person's code.
+
+    Attributes:
+        seen: the decisions.
+        trains: whose value is computed with in what is trained.
+        step: the step that runs; set by whoever runs it.
+        outcomes: how each came out, by step; None where that is not known.
+    """
 
     def __init__(self) -> None:
         self.seen: set[Decision] = set()
+        self.trains: set[str] = set()
+        self.step = 0
+        self.outcomes: dict[Decision, dict[int, list[object]]] = {}
 
-    def note(self, labels: frozenset[str], modulus: int | None) -> None:
+    def note(self, labels: frozenset[str], modulus: int | None, outcome: object = None) -> None:
         """Note a decision of the code that is running, unless that is a library's."""
         frame = sys._getframe(2)
         while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
             frame = frame.f_back
         if is_own_namespace(frame.f_globals):
             where = frame.f_code, frame.f_lineno, _column(frame)
-            self.seen.update(Decision(label, *where, modulus) for label in labels)
+            for label in labels:
+                decision = Decision(label, *where, modulus)
+                self.seen.add(decision)
+                self.outcomes.setdefault(decision, {}).setdefault(self.step, []).append(outcome)
 
 
 def _column(frame: FrameType) -> int | None:
@@ -70,8 +83,8 @@ class _Tracked:
     labels: frozenset[str]
     modulus: int | None
 
-    def _decides(self) -> None:
-        self.decisions.note(self.labels, self.modulus)
+    def _decides(self, outcome: object = None) -> None:
+        self.decisions.note(self.labels, self.modulus, outcome)
 
     def __reduce__(self) -> Any:  # copies and files hold the plain value
         plain = _plain(self)
@@ -88,6 +101,9 @@ class _Tracked:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let torch take the plain value; notice ``loss < best`` of a tensor of one element."""
         out = _call_plain(func, args, kwargs)
+        if isinstance(out, Tensor) and out.requires_grad:
+            for value in (value for value in args if isinstance(value, _Tracked)):
+                value.decisions.trains |= value.labels
         if getattr(func, "__name__", "") in _COMPARED and isinstance(out, Tensor) and out.numel() == 1:
             for value in args:
                 if isinstance(value, _Tracked):
@@ -165,8 +181,9 @@ def _unary(function: Callable[[Any], Any]) -> Callable[..., Any]:
 def _comparison(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def method(self: Any, other: Any) -> Any:
         if isinstance(other, (int, float, str)) or other is None:
-            self._decides()
-            return function(_plain(self), _plain(other))
+            outcome = function(_plain(self), _plain(other))
+            self._decides(outcome)
+            return outcome
         return NotImplemented
 
     return method
@@ -174,8 +191,9 @@ def _comparison(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 def _deciding(function: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, *arguments: Any) -> Any:
-        self._decides()
-        return function(_plain(self), *arguments)
+        outcome = function(_plain(self), *arguments)
+        self._decides(outcome)
+        return outcome
 
     return method
 

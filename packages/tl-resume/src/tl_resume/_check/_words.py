@@ -162,8 +162,8 @@ def parting(found: Parting) -> str:
     if found.raised:
         return f"the resumed run raises {found.raised} in step {found.step}, where the uninterrupted one goes on"
     if found.state is not None:
-        at_end = one(found.state, then="without interruption", now="resumed")
-        return f"losses and weights agree, and at the end of the run {at_end}"
+        at_end = one(found.state, then="without interruption", now="resumed", name=lambda _: "")
+        return f"losses and weights agree, and at the end of the run {place(found.state)} differs ({at_end})"
     assert found.figure is not None
     return figures_part(found.figure)
 
@@ -197,4 +197,4 @@ def established(evidence: Evidence, piece: Piece) -> str:
     with_it = f"with {listed([piece, *others])} put back" if others else "with it put back"
     if cause.enough:
         return f"; {parting(found)}; {with_it} after loading, the resumed run is the uninterrupted one"
-    return f"; {parting(found)}, and not with every difference put back; without it they part"
+    return f"; {parting(found)}; with every difference put back they do not, with all but this one put back they do"

@@ -33,7 +33,7 @@ def findings(evidence: Evidence) -> list[Finding]:
     found.sort(key=lambda f: (not f.evidence.get("is_cause", False), rank[f.rule]))
     first = next((f for f in found if f.evidence.get("is_cause")), None)
     found = [f if f is first else _effect_left_out(f) for f in found]
-    return found or list(undecided.diverges(evidence))
+    return found if first is not None else [*found, *undecided.diverges(evidence)]
 
 
 def _effect_left_out(finding: Finding) -> Finding:

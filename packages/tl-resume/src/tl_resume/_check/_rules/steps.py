@@ -36,6 +36,10 @@ def not_restored(evidence: Evidence) -> Iterator[Finding]:
     if told == evidence.resume_at:
         return
     how = f"load() left setup.step_index at {index}" if given is None else f"load() returned {given}"
+    if given is None and evidence.resumed.returned is not None:
+        how = (
+            f"load() returned {evidence.resumed.returned!r:.60}, which is no int, and left setup.step_index at {index}"
+        )
     if told == evidence.resume_at - 1:
         effect = f"step {told}, which was done before saving, would run again"
     elif told == 0:
