@@ -253,8 +253,13 @@ SHOWING: list[Callable[..., Any]] = [
     shows_in_a_nested_function,
 ]
 
-# What was lost beside the value that decides, and decides nothing by itself.
-LOST = {resets_meters: frozenset(["total"]), empties_a_window: frozenset(["window"])}
+# What a branch may set: the value that decides, and what was lost beside it and decides nothing by itself.
+LOST = {
+    logs_since_the_last: frozenset(["count", "last"]),
+    resets_meters: frozenset(["count", "total"]),
+    averages_itself: frozenset(["average"]),
+    empties_a_window: frozenset(["count", "window"]),
+}
 
 
 def codes(code: CodeType) -> list[CodeType]:

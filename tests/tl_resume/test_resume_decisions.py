@@ -326,3 +326,49 @@ def test_the_same_counter_at_another_place_of_its_cycle() -> None:
     (finding,) = report.findings
     assert finding.rule == "attribute-not-restored"
     assert finding.seen.startswith("setup.count 5 when saved, 0 after loading; the runs part at step 5: ")
+
+
+# -- decisions that came out otherwise without effect ----------------------------------------------------------------
+
+
+def evaluates_now_and_then() -> Loop:
+    """A counter of its own triggers an evaluation, which changes nothing that is trained."""
+
+    def step(setup: Any, batch: torch.Tensor) -> torch.Tensor:
+        loss = train(setup, batch)
+        setup.since += 1
+        if setup.since >= 6:
+            with torch.no_grad():
+                setup.scores = [*setup.scores, float(setup.model(X).mean())]
+            setup.since = 0
+        return loss
+
+    return lambda: make_setup(since=0, scores=[]), step
+
+
+def evaluates_and_lowers_the_rate() -> Loop:
+    """The same counter, and the evaluation is followed by a change that lasts."""
+
+    def step(setup: Any, batch: torch.Tensor) -> torch.Tensor:
+        loss = train(setup, batch)
+        setup.since += 1
+        if setup.since >= 6:
+            setup.level = setup.level + 1
+            setup.since = 0
+        return loss
+
+    return lambda: make_setup(since=0, level=0), step
+
+
+def test_a_decision_that_came_out_otherwise_without_effect_is_a_note() -> None:
+    """The evaluation falls on other steps after the resume, and nothing else is different at the end."""
+    report = check(evaluates_now_and_then)
+    assert report.findings == ()
+    assert [note.rule for note in report.notes] == ["unsaved-attribute"]
+
+
+def test_a_decision_that_came_out_otherwise_with_effect_is_a_finding() -> None:
+    """The counter decides when something that was not lost changes."""
+    report = check(evaluates_and_lowers_the_rate)
+    assert [finding.rule for finding in report.findings] == ["attribute-not-restored"]
+    assert report.findings[0].seen.startswith("setup.since 4 when saved, 0 after loading")

@@ -275,8 +275,8 @@ def test_load_may_return_the_step(told: Any) -> None:
         (5, "load() returned 5, and the run that saved had 4 steps behind it: the run would go on from step 5"),
         (
             True,
-            "load() left setup.step_index at 0, and the run that saved had 4 steps behind it: the run would start "
-            "again from step 0, its schedule and its data with it",
+            "load() returned True, which is no int, and left setup.step_index at 0, and the run that saved had 4 steps "
+            "behind it: the run would start again from step 0, its schedule and its data with it",
         ),
     ],
 )
