@@ -190,7 +190,7 @@ def checking(gigabytes: float, device: torch.device, *, lose: bool) -> CheckCost
 
     def make_setup() -> TrainingSetup:
         model = model_of(gigabytes)
-        return TrainingSetup(model, torch.optim.Adam(model.parameters(), lr=1e-4))
+        return TrainingSetup(model, torch.optim.Adam(model.parameters(), lr=1e-2))
 
     def step(setup: TrainingSetup, given: Tensor) -> Tensor:
         setup.optimizer.zero_grad()
