@@ -17,7 +17,6 @@ from tl_resume._format._decode import Decoder, numpy_dtype
 from tl_resume._format._entry import TensorEntry, contiguous_strides, span
 from tl_resume._format._errors import StateFileError
 from tl_resume._format._header import MAX_HEADER_BYTES, new_digest, parse_header
-from tl_resume._format._pages import use_huge_pages
 
 NUM_THREADS = min(4, os.cpu_count() or 1)
 _PARALLEL_BYTES = 16 << 20  # below, starting threads costs more than they gain
@@ -157,7 +156,6 @@ class StateFile:
             return self._read_array(entry, verify)
         base = self.tensors[entry.name]
         made = torch.empty_strided(base.shape, base.strides, dtype=base.dtype, device=device)
-        use_huge_pages(made)
         self.read_into(entry.name, made, verify=verify)
         return made if entry.whole else _view(made, entry)
 
