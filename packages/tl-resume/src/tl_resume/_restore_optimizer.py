@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tl_resume._fit import has_named_groups
-from tl_resume._format import NUM_THREADS, StateFile, TensorEntry
+from tl_resume._format import StateFile, TensorEntry
 from tl_resume._state import parameters_by_index
 from tl_resume._undo import Journal
 
@@ -35,12 +34,13 @@ def restore_optimizer(
         return
     index_of = {names[id(tensor)]: index for index, tensor in by_index.items()}
 
-    def read(name: Any) -> tuple[Any, Any]:
-        parameter = by_index.get(index_of.get(name, -1))
-        return index_of.get(name, name), file.part(*keys, "state", name, device=partial(_device, parameter))
-
-    with ThreadPoolExecutor(NUM_THREADS, "tl-resume-read") as pool:  # to make new tensors takes as long as to read
-        states: dict[Any, Any] = dict(pool.map(read, saved["state"]))
+    ready: dict[str, Tensor] = {}
+    if all(tensor.device.type == "cpu" for tensor in by_index.values()):
+        ready = file.read_many(_whole_tensors(saved["state"]))
+    states: dict[Any, Any] = {}
+    for name in saved["state"]:
+        place = partial(_device, by_index.get(index_of.get(name, -1)))
+        states[index_of.get(name, name)] = file.part(*keys, "state", name, device=place, ready=ready)
     groups = []
     for group, live in zip(file.part(*keys, "param_groups"), current["param_groups"], strict=True):
         loaded = {**group, "params": live["params"]}
@@ -56,6 +56,14 @@ def restore_optimizer(
         if index in states and isinstance(optimizer.state.get(tensor), dict):
             # load_state_dict casts to the parameter's dtype: moments kept in float32 would lose their digits
             optimizer.state[tensor] = _exact(optimizer.state[tensor], states[index])
+
+
+def _whole_tensors(saved: Any) -> list[str]:
+    """Return the names of the tensors in a skeleton that are stored by themselves."""
+    if isinstance(saved, TensorEntry):
+        return [saved.name] if saved.kind == "tensor" and saved.whole else []
+    inner = saved.values() if isinstance(saved, dict) else saved if isinstance(saved, (list, tuple)) else ()
+    return list(dict.fromkeys(name for item in inner for name in _whole_tensors(item)))
 
 
 def restore_hyperparameters(optimizer: Any, keys: tuple[str, str], saved: Any, file: StateFile) -> None:

@@ -2,7 +2,7 @@
 
 from tl_resume._format._entry import TensorEntry
 from tl_resume._format._errors import StateFileError
-from tl_resume._format._read import NUM_THREADS, StateFile
+from tl_resume._format._read import StateFile
 from tl_resume._format._write import write_state
 
-__all__ = ["NUM_THREADS", "StateFile", "StateFileError", "TensorEntry", "write_state"]
+__all__ = ["StateFile", "StateFileError", "TensorEntry", "write_state"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tl_resume._format._entry import TensorEntry, contiguous_strides, span
 from tl_resume._format._errors import StateFileError
 from tl_resume._format._header import MAX_HEADER_BYTES, new_digest, parse_header
 
-NUM_THREADS = min(4, os.cpu_count() or 1)
+_THREADS = min(4, os.cpu_count() or 1)
 _PARALLEL_BYTES = 16 << 20  # below, starting threads costs more than they gain
 _VERIFY_BYTES = 1 << 20  # fits the cache, so that the digest reads there what was just copied
 
@@ -109,7 +109,11 @@ class StateFile:
         return self.part(device=lambda entry: device, verify=verify)
 
     def part(
-        self, *keys: Any, device: Callable[[TensorEntry], str | torch.device] = lambda entry: "cpu", verify: bool = True
+        self,
+        *keys: Any,
+        device: Callable[[TensorEntry], str | torch.device] = lambda entry: "cpu",
+        verify: bool = True,
+        ready: Mapping[str, Tensor] | None = None,
     ) -> Any:
         """Read what lies under the keys of nested dicts, as ``state()[key][key]`` would be.
 
@@ -117,12 +121,13 @@ class StateFile:
             keys: The keys, from the outermost dict.
             device: Gives the device for each tensor.
             verify: Check the digests.
+            ready: Stored tensors by name that were read before, by ``read_many``.
 
         Raises:
             KeyError: There is no such key.
             StateFileError: A digest does not match.
         """
-        bases: dict[str, Any] = {}
+        bases: dict[str, Any] = dict(ready or {})
 
         def resolve(entry: TensorEntry) -> Any:
             if entry.kind != "tensor":
@@ -158,6 +163,21 @@ class StateFile:
         made = torch.empty_strided(base.shape, base.strides, dtype=base.dtype, device=device)
         self.read_into(entry.name, made, verify=verify)
         return made if entry.whole else _view(made, entry)
+
+    def read_many(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Read stored tensors to the CPU, by several threads, and check their digests.
+
+        Their memory is made by the calling thread, whose allocator has some that was used before.
+
+        Raises:
+            StateFileError: A digest does not match.
+        """
+        entries = [self.tensors[name] for name in names]
+        made = {e.name: torch.empty_strided(e.shape, e.strides, dtype=e.dtype) for e in entries}
+        with ThreadPoolExecutor(_THREADS, "tl-resume-read") as pool:
+            for _ in pool.map(lambda name: self.read_into(name, made[name]), made):
+                pass  # raises what a thread raised
+        return made
 
     def read_into(self, name: str, tensor: Tensor, *, verify: bool = True) -> None:
         """Read a stored tensor into one that is there, of the same dtype and shape, on any device.
@@ -206,7 +226,7 @@ class StateFile:
         """
         entries = [self.tensors[name] for name in (self.tensors if names is None else names)]
         wrong = []
-        with ThreadPoolExecutor(NUM_THREADS, "tl-resume-verify") as pool:
+        with ThreadPoolExecutor(_THREADS, "tl-resume-verify") as pool:
             digests = pool.map(lambda entry: self._digest(entry, None), entries)
             for entry, digest in zip(entries, digests, strict=True):
                 if digest != entry.digest:
@@ -218,8 +238,8 @@ class StateFile:
         if not verify and into.nbytes < _PARALLEL_BYTES:
             self._fill(self._begin(entry), into)
         elif not verify:
-            begin, step = self._begin(entry), -(-into.nbytes // NUM_THREADS)
-            with ThreadPoolExecutor(NUM_THREADS, "tl-resume-read") as pool:
+            begin, step = self._begin(entry), -(-into.nbytes // _THREADS)
+            with ThreadPoolExecutor(_THREADS, "tl-resume-read") as pool:
                 parts = range(0, into.nbytes, step)
                 for _ in pool.map(lambda first: self._fill(begin + first, into[first : first + step]), parts):
                     pass  # raises what a part raised
