@@ -82,6 +82,8 @@ def _add_tensor(digest: Any, tensor: torch.Tensor) -> None:
             return
         plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
         digest.update(memory_of(plain))
+    except torch.OutOfMemoryError:  # a RuntimeError too; batches that were not read must not pass for equal ones
+        raise
     except (RuntimeError, NotImplementedError, TypeError, AttributeError):
         # a tensor inside of a torch.func transformation, a subclass without storage: it cannot be read from here
         digest.update(b"unread")
