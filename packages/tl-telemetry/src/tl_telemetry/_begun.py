@@ -7,6 +7,7 @@ from types import FrameType
 
 from tl_telemetry._events import Portion
 from tl_telemetry._figures import Span
+from tl_telemetry._gradient_log import Gradients
 from tl_telemetry._steppers import Stepper
 from tl_telemetry._updates import Copied
 
@@ -24,6 +25,7 @@ class BackwardBegun:
     repeats_term: bool
     repeated: tuple[int, ...]
     repeated_norms: Span | None
+    grads: Gradients  # copies, where a log asks for them
     filled: set[int] = field(default_factory=set)  # by now, seen by optimizers that step inside of the pass
 
 
@@ -53,3 +55,4 @@ class Call:
     seen: Seen | None = None
     evaluations: int = 0  # of closures, over its life, when the call began
     copied: Copied | None = None
+    grads: Gradients | None = None  # copies, where a log asks for them

@@ -16,6 +16,8 @@ from tl_telemetry._begun import BackwardBegun, Call, Seen
 from tl_telemetry._events import Backward, Clip, Event, GradientsCleared, OptimizerStep, SchedulerStep, Warned
 from tl_telemetry._figures import Figures, Span, norms
 from tl_telemetry._forward import Forward
+from tl_telemetry._gradient_log import GradientAct, GradientLog
+from tl_telemetry._gradient_log import Gradients as Grads
 from tl_telemetry._gradients import Gradients
 from tl_telemetry._marks import GraphMarks
 from tl_telemetry._record import StepRecord
@@ -31,7 +33,7 @@ from tl_telemetry._updates import Updates
 class Recorder:
     """Watches one setup in one thread. ``attach`` it, open and close steps, ``detach`` it."""
 
-    def __init__(self, setup: TrainingSetup, *, track_updates: bool) -> None:
+    def __init__(self, setup: TrainingSetup, *, track_updates: bool, log: GradientLog | None = None) -> None:
         self.setup = setup
         self.records: list[StepRecord] = []
         self.tensors = Tensors()
@@ -46,6 +48,8 @@ class Recorder:
         self.trainable = Trainable()
         self.built_optimizers: list[tuple[int, Stepper]] = []
         self._updates = Updates() if track_updates else None
+        self._log = log
+        self._clipped: Grads = {}
         self._figures = Figures()
         self._events: list[Event] = []
         self._updated = False  # in the step that runs, by an optimizer that is no stranger to the setup
@@ -167,6 +171,7 @@ class Recorder:
             repeats_term=met.is_term,
             repeated=repeated,
             repeated_norms=self._norms(repeated) if repeated else None,
+            grads=self._log.copy(gradients) if self._log is not None else {},
         )
         self.watch_s += perf_counter() - start
 
@@ -196,6 +201,7 @@ class Recorder:
                 in_step=self._running_name(),
             )
         )
+        self._log_act(begun.grads)
         self.watch_s += perf_counter() - start
         self._close_update()
 
@@ -227,10 +233,13 @@ class Recorder:
                 in_step=self._running_name(),
             )
         )
+        if self._log is not None:
+            self._clipped = self._log.copy(gradients)
         self.watch_s += perf_counter() - start
 
     def clip_ended(self) -> None:
         self.gradients.accept()
+        self._log_act(self._clipped)
 
     def step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         start = perf_counter()
@@ -257,6 +266,8 @@ class Recorder:
                 self._look_around()
             if not closure:
                 call.seen = self._see(stepper)
+                if self._log is not None:
+                    call.grads = self._log.copy(self.gradients)
             if self._updates is not None:
                 moving = call.seen.graded if call.seen is not None else self._with_shape(stepper.indices)
                 with torch.no_grad():
@@ -275,11 +286,21 @@ class Recorder:
                 self.gradients.accept(stepper.indices)
                 call.seen = self._see(stepper)
             if call.seen is not None:
+                if self._log is not None and call.grads is None:
+                    call.grads = self._log.copy(self.gradients)
                 self._events.append(self._step_event(call, call.seen, closure))
+                self._log_act(call.grads or {}, is_step=True)
                 self.gradients.use(stepper.indices, self.num_backwards)
                 self._updated = self._updated or not self.steppers.is_stranger(stepper)
         self.watch_s += perf_counter() - start
         self._close_update()
+
+    def _log_act(self, before: Grads, *, is_step: bool = False) -> None:
+        """Keep the gradients around the act that has just been recorded, where somebody asked for them."""
+        event = self._events[-1]
+        if self._log is not None and isinstance(event, (Backward, Clip, OptimizerStep)):
+            after = {} if is_step else self._log.copy(self.gradients)
+            self._log.acts.append(GradientAct(len(self.records), event, before, after))
 
     def _forget_raised(self) -> None:
         """Drop calls of ``step()`` that raised: no hook tells of their end."""
