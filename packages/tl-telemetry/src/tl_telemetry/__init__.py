@@ -11,7 +11,9 @@ from tl_telemetry._capture import (
     put_back,
 )
 from tl_telemetry._count import num_updates
+from tl_telemetry._gradient_log import GradientAct, GradientLog
 from tl_telemetry._observe import observe
+from tl_telemetry._outside import Outside, is_own_namespace, own_object, setup_functions
 from tl_telemetry._record import ParameterFigures, StepRecord
 from tl_telemetry._rule_ids import FINDINGS, NOTES
 from tl_telemetry._run import TrainingRun
@@ -22,6 +24,9 @@ __all__ = [
     "FINDINGS",
     "NOTES",
     "Divergence",
+    "GradientAct",
+    "GradientLog",
+    "Outside",
     "ParameterFigures",
     "Piece",
     "RunTrace",
@@ -34,15 +39,21 @@ __all__ = [
     "capture_state",
     "compare_captures",
     "first_divergence",
+    "is_own_namespace",
     "largest_gap",
     "num_updates",
     "observe",
+    "own_object",
     "put_back",
     "run_training",
+    "setup_functions",
 ]
 
 for _public in (
     Divergence,
+    GradientAct,
+    GradientLog,
+    Outside,
     ParameterFigures,
     Piece,
     RunTrace,

@@ -8,17 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import torch
 
 from tl_core import Batches, TrainingSetup, build_setup, move_to_device, preserve_rng, seed_everything
 from tl_resume._check._ledger import Ledger
-from tl_resume._check._outside import Outside
 from tl_resume._check._store import Store
 from tl_resume._model_names import module_modes
-from tl_telemetry import RunTrace, StateCapture, capture_state
+from tl_telemetry import Outside, RunTrace, StateCapture, capture_state, setup_functions
 
 Step = Callable[[TrainingSetup, Any], Any]
 Save = Callable[[TrainingSetup, Path], Any]
@@ -113,7 +111,7 @@ class Session:
     def __init__(self, loop: Loop, store: Store) -> None:
         self.loop = loop
         self.store = store
-        self.outside = Outside([loop.new_step()], store)
+        self.outside = Outside([loop.new_step()], keep=store.keep)
         self.cost = 0.0  # in whole runs of the loop
 
     def capture(self, setup: TrainingSetup, outside: Outside) -> StateCapture:
@@ -132,9 +130,10 @@ class Session:
             seed_everything(seed)
             step = loop.new_step()
             setup = build_setup(loop.make_setup, loop.device)
-            hooks = list(_hooks(setup))
+            hooks = setup_functions(setup)
             # a step that was made anew, and hooks, have objects and closure cells of their own in each run
-            outside = Outside([step, *hooks], self.store) if hooks or loop.make_step is not None else self.outside
+            anew = bool(hooks) or loop.make_step is not None
+            outside = Outside([step, *hooks], keep=self.store.keep) if anew else self.outside
             start = capture_state(setup, outside=outside.values(), keep=self.store.mark)
             yield setup, step, outside, Run(RunTrace(), start.order, start, not_in_state_dict=_left_out(setup))
 
@@ -171,20 +170,6 @@ class Session:
                 result = step(setup, batch)
             run.trace.add(index, result, setup)
         self.cost += (stop - start) / self.loop.steps
-
-
-def _hooks(setup: TrainingSetup) -> Iterator[Callable[..., Any]]:
-    """Yield the functions that the loop runs without naming them: hooks, schedules, attributes of the setup."""
-    holders = [*setup.model.modules(), *setup.optimizers.values()]
-    tables = [hooks for holder in holders for name, hooks in vars(holder).items() if name.endswith("_hooks")]
-    for parameter in setup.model.parameters():
-        tables += [parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)]
-    for hooks in tables:
-        if isinstance(hooks, dict):
-            yield from (hook for hook in hooks.values() if callable(hook))
-    for scheduler in setup.schedulers.values():
-        yield from (function for function in getattr(scheduler, "lr_lambdas", ()) if isinstance(function, FunctionType))
-    yield from (value for value in vars(setup).values() if isinstance(value, FunctionType))
 
 
 def _left_out(setup: TrainingSetup) -> set[str]:

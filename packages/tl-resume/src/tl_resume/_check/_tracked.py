@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tl_resume._check._own import is_own_namespace
+from tl_telemetry import is_own_namespace
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tl_core import group_names
 from tl_resume._check._evidence import Evidence
 from tl_resume._check._parting import Parting
-from tl_resume._check._reach import OWN_OBJECT
-from tl_telemetry import Divergence, Piece, StateDifference
+from tl_telemetry import Divergence, Piece, StateDifference, own_object
 
 _MAX_SHOWN = 4
 _RNG = {
@@ -73,11 +72,10 @@ def below(difference: StateDifference) -> str:
 
 def _outside(name: str, path: Sequence[object]) -> str:
     """Write a place outside of the setup: ``COUNT``, ``seen (closure of step)``, ``Trainer.seen (the object ...)``."""
-    owner, parted, kind = name.partition(OWN_OBJECT)
-    if parted:
-        return f"{kind.removesuffix(')')}{_attributes(path)} (the object that {owner} is bound to)"
-    own, bracket, rest = name.partition(" (")
-    return own + _attributes(path) + bracket + rest
+    if (own := own_object(name)) is not None:
+        return f"{own[1]}{_attributes(path)} (the object that {own[0]} is bound to)"
+    bare, bracket, rest = name.partition(" (")
+    return bare + _attributes(path) + bracket + rest
 
 
 def _attributes(path: Sequence[object]) -> str:

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 from tl_core import Finding
 from tl_resume._check._evidence import Evidence, is_at
-from tl_resume._check._reach import OWN_OBJECT
 from tl_resume._check._rules.data import is_loader, is_position
 from tl_resume._check._words import established, place, title, values
 from tl_resume._files import save_training_state
-from tl_telemetry import Piece, StateDifference
+from tl_telemetry import Piece, StateDifference, own_object
 
 
 def attributes(evidence: Evidence) -> Iterator[Finding]:
@@ -162,7 +161,8 @@ def _cause(evidence: Evidence, piece: Piece, where: str) -> str:
 def _fix(evidence: Evidence, piece: Piece, differences: list[StateDifference]) -> str:
     name = place(differences[0]).partition(" (")[0]
     if len(differences) > 1 or len(differences[0].path) > 1:  # the object, not its inside
-        name = title(piece).partition(OWN_OBJECT)[-1].removesuffix(")") or title(piece)
+        own = own_object(title(piece))
+        name = title(piece) if own is None else own[1]
     if piece.kind == "outside":
         return f"save {name.partition(' (')[0]} in the checkpoint and set it in load(), or move it into the setup"
     if piece.kind == "module attributes":

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from tl_resume._check._reach import Place, caches, places
-from tl_resume._check._store import Store
-from tl_telemetry import StateCapture, StateDifference, capture_outside, put_back
+from tl_telemetry._capture import StateCapture, StateDifference, capture_outside, put_back
+from tl_telemetry._capture._walk import Keep, keep_in_memory
+from tl_telemetry._outside._reach import OWN_OBJECT, Place, caches, places
 
 _WHOLE = object()
 
@@ -17,13 +17,26 @@ _WHOLE = object()
 class Outside:
     """The globals, closure cells, defaults and own objects that functions use, by name.
 
+    What they hold is captured when this is made; ``reset`` sets it back, so that a loop which runs several times in one
+    process begins each time as it would in a new one.
+
     Args:
-        functions: the functions of the loop.
-        store: keeps the tensors among them.
+        functions: the functions of the loop: its step, save and load, and what ``setup_functions`` lists.
+        keep: keeps a tensor's content, as for ``capture_state``; the default is a copy in memory, on the CPU.
+
+    Example:
+        >>> losses = []
+        >>> def step(setup, batch):
+        ...     losses.append(float(batch.sum()))
+        >>> outside = Outside([step])
+        >>> step(None, torch.ones(2))
+        >>> outside.reset()
+        >>> losses
+        []
     """
 
-    def __init__(self, functions: Iterable[Callable[..., Any]], store: Store) -> None:
-        self._store = store
+    def __init__(self, functions: Iterable[Callable[..., Any]], *, keep: Keep = keep_in_memory) -> None:
+        self._keep = keep
         functions = list(functions)
         self._caches = caches(functions)
         self._places: dict[str, Place] = {}
@@ -51,7 +64,7 @@ class Outside:
 
     def capture(self) -> StateCapture:
         """Capture what lies at the places now."""
-        return capture_outside(self.values(), keep=self._store.keep)
+        return capture_outside(self.values(), keep=self._keep)
 
     def saved(self, differences: Iterable[StateDifference]) -> None:
         """Remember what ``save`` wrote into these places: a checkpoint in memory, which outlives the process's end.
@@ -88,3 +101,16 @@ class Outside:
             elif isinstance(key, str) and key in getattr(holder, "__dict__", {}):
                 yield partial(object.__setattr__, holder, key, vars(holder)[key])
                 object.__delattr__(holder, key)
+
+
+def own_object(name: str) -> tuple[str, str] | None:
+    """Take the name of an own object's place apart, as ``step's own object (Trainer)``.
+
+    Args:
+        name: the name of a place, as ``Outside.values`` gives it.
+
+    Returns:
+        The name of the function that is bound to the object, and the object's type; None for every other place.
+    """
+    function, parted, kind = name.partition(OWN_OBJECT)
+    return (function, kind.removesuffix(")")) if parted else None

@@ -3,7 +3,7 @@ import types
 
 import pytest
 
-from tl_resume._check._reach import Place, places
+from tl_telemetry._outside._reach import Place, places
 
 
 def names(*functions):

@@ -1,7 +1,7 @@
 import random
 from collections import deque
 
-from tl_resume._check._refill import refill
+from tl_telemetry._outside._refill import refill
 
 
 class Slots:

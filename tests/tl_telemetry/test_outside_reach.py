@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from tl_resume._check._reach import Place, places
+from tl_telemetry._outside._reach import Place, places
 
 COUNTER = 0
 LIMIT = 4

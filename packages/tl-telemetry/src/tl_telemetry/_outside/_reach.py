@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tl_resume._check._bytecode import NOTHING, Used, names_used
-from tl_resume._check._own import is_own_class, is_own_module, is_own_namespace
-from tl_resume._check._refill import is_immutable, refill
+from tl_telemetry._outside._bytecode import NOTHING, Used, names_used
+from tl_telemetry._outside._own import is_own_class, is_own_module, is_own_namespace
+from tl_telemetry._outside._refill import is_immutable, refill
 
 _WRAPPED_BY = ("__wrapped__", "_torchdynamo_orig_callable")
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
