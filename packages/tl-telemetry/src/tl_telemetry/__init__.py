@@ -11,11 +11,25 @@ from tl_telemetry._capture import (
     put_back,
 )
 from tl_telemetry._count import num_updates
+from tl_telemetry._events import (
+    Backward,
+    Clip,
+    Event,
+    GradientsCleared,
+    OptimizerStep,
+    SchedulerStep,
+    Warned,
+)
+from tl_telemetry._evidence import Evidence
 from tl_telemetry._gradient_log import GradientAct, GradientLog
 from tl_telemetry._observe import observe
 from tl_telemetry._outside import Outside, is_own_namespace, own_object, setup_functions
 from tl_telemetry._record import ParameterFigures, StepRecord
 from tl_telemetry._rule_ids import FINDINGS, NOTES
+from tl_telemetry._rules.bounds import non_finite
+from tl_telemetry._rules.cleared import zeroed_before_step
+from tl_telemetry._rules.unstepped import never_stepped
+from tl_telemetry._rules.updates import update_rounds_away
 from tl_telemetry._run import TrainingRun
 from tl_telemetry._runner import run_training
 from tl_telemetry._trace import Divergence, RunTrace, first_divergence, largest_gap
@@ -23,44 +37,63 @@ from tl_telemetry._trace import Divergence, RunTrace, first_divergence, largest_
 __all__ = [
     "FINDINGS",
     "NOTES",
+    "Backward",
+    "Clip",
     "Divergence",
+    "Event",
+    "Evidence",
     "GradientAct",
     "GradientLog",
+    "GradientsCleared",
+    "OptimizerStep",
     "Outside",
     "ParameterFigures",
     "Piece",
     "RunTrace",
+    "SchedulerStep",
     "StateCapture",
     "StateDifference",
     "StepRecord",
     "TensorDifference",
     "TrainingRun",
+    "Warned",
     "capture_outside",
     "capture_state",
     "compare_captures",
     "first_divergence",
     "is_own_namespace",
     "largest_gap",
+    "never_stepped",
+    "non_finite",
     "num_updates",
     "observe",
     "own_object",
     "put_back",
     "run_training",
     "setup_functions",
+    "update_rounds_away",
+    "zeroed_before_step",
 ]
 
 for _public in (
+    Backward,
+    Clip,
     Divergence,
+    Evidence,
     GradientAct,
     GradientLog,
+    GradientsCleared,
+    OptimizerStep,
     Outside,
     ParameterFigures,
     Piece,
     RunTrace,
+    SchedulerStep,
     StateCapture,
     StateDifference,
     StepRecord,
     TensorDifference,
     TrainingRun,
+    Warned,
 ):
     _public.__module__ = "tl_telemetry"

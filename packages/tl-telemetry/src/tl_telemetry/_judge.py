@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from tl_core import Finding, Report
 from tl_telemetry._evidence import Evidence, several
 from tl_telemetry._record import StepRecord
 from tl_telemetry._rule_ids import NOTES
-from tl_telemetry._rules import RULES
+from tl_telemetry._rules import RULES, Rule
 from tl_telemetry._table import render
 
 CHECK = "Training run"
 
+# The findings that follow from a rule's, by its id.
+Explains = Mapping[str, AbstractSet[str]]
+
 # A finding hides what follows from it, unless that names parameters which the finding does not.
-EXPLAINS = {
+EXPLAINS: Explains = {
     "loss-not-connected": frozenset(
         {"no-gradient", "step-without-gradient", "never-ran", "no-update", "never-stepped"}
     ),
@@ -34,41 +38,55 @@ EXPLAINS = {
 }
 
 
-def judge(run: Evidence, rules: Iterable[Callable[[Evidence], Iterator[Finding]]] = RULES) -> Report:
+def judge(
+    run: Evidence,
+    rules: Iterable[Rule] = RULES,
+    *,
+    check: str = CHECK,
+    notes: Iterable[str] = NOTES,
+    explains: Explains = EXPLAINS,
+) -> Report:
     """Apply the rules; what may be meant is a note, unless ``strict`` names its rule."""
     allow, strict = run.options.allow, run.options.strict
     run.check_patterns()  # a wrong argument is an error of the caller; what a rule raises is one of the rule
+    noted = frozenset(notes) - strict
     found = [finding for rule in rules for finding in _look(rule, run) if finding.rule not in allow]
-    found = [finding for finding in found if not _explained(run, finding, found)] + list(not_judged(run))
-    findings = tuple(f for f in found if f.rule not in NOTES or f.rule in strict)
-    notes = tuple(f for f in found if f.rule in NOTES and f.rule not in strict)
+    found = [one for one in found if not _explained(run, one, found, explains)] + list(not_judged(run))
+    findings = tuple(finding for finding in found if finding.rule not in noted)
     judged = bool(findings or run.overflows or (run.steps and not run.trains_other))
-    return Report(CHECK, findings, notes, detail=detail(run.records, findings), judged=judged)
+    return Report(
+        check,
+        findings,
+        tuple(finding for finding in found if finding.rule in noted),
+        detail=detail(run.records, findings),
+        judged=judged,
+    )
 
 
-def _explained(run: Evidence, finding: Finding, found: Iterable[Finding]) -> bool:
+def _explained(run: Evidence, finding: Finding, found: Iterable[Finding], explains: Explains) -> bool:
     """Tell whether a finding follows from another one, or only repeats the warning that established its cause."""
     if finding.rule == "torch-warning":
         told = (str(cause.evidence["warning"]).strip() for cause in found if "warning" in cause.evidence)
         if any(finding.seen.endswith(message) for message in told):
             return True
-    causes = [cause for cause in found if finding.rule in EXPLAINS.get(cause.rule, ())]
+    causes = [cause for cause in found if finding.rule in explains.get(cause.rule, ())]
     # tensors that only an optimizer holds have no names by which two findings could be compared
     bare = {entry.name for entry in run.tensors.entries if entry.owner is None and not entry.in_model}
     named = set(finding.parameters) - bare
     return any(not cause.parameters or named <= set(cause.parameters) for cause in causes)
 
 
-def _look(rule: Callable[[Evidence], Iterator[Finding]], run: Evidence) -> list[Finding]:
+def _look(rule: Rule, run: Evidence) -> list[Finding]:
     """Apply a rule; one that raises must not take the others' verdict with it."""
     found: list[Finding] = []
     try:
         found.extend(rule(run))
     except Exception as error:  # noqa: BLE001 (whatever it is, the note tells it)
+        name = getattr(rule, "__name__", type(rule).__name__)
         found.append(
             Finding(
                 "not-judged",
-                f"the rule {rule.__name__} could not look: {type(error).__name__}: {error}",
+                f"the rule {name} could not look: {type(error).__name__}: {error}",
                 "",
                 "report it: a rule should look at every loop, or say why it cannot",
             )

@@ -16,10 +16,10 @@ from tl_telemetry import _lr
 from tl_telemetry._evidence import Evidence
 from tl_telemetry._export import rows
 from tl_telemetry._facts import Facts
-from tl_telemetry._judge import CHECK, detail, judge, not_judged
+from tl_telemetry._judge import CHECK, EXPLAINS, Explains, detail, judge, not_judged
 from tl_telemetry._options import Options, as_count, as_number, as_patterns, as_positive, rule_ids
 from tl_telemetry._record import StepRecord
-from tl_telemetry._rules import bounds, steps, unstepped, updates
+from tl_telemetry._rules import Rule, bounds, steps, unstepped, updates
 from tl_telemetry._table import render
 
 
@@ -45,10 +45,14 @@ class TrainingRun:
     """What was observed of a loop, and the assertions on it; each returns the run, so that they chain.
 
     The first look at a figure waits for the device; recording did not.
+
+    Attributes:
+        error: the exception that ended the run, where ``run_training`` was told to catch it; else None.
     """
 
     def __init__(self, facts: Facts, *, allow: Iterable[str] = ()) -> None:
         self.facts = facts
+        self.error: BaseException | None = None
         self._allow = rule_ids(allow, "allow")
         self._report: Report | None = None
         self._in_step = False
@@ -173,6 +177,37 @@ class TrainingRun:
             strict=rule_ids(strict, "strict"),
         )
         return judge(Evidence(self.facts, options))
+
+    def judge(
+        self,
+        rules: Iterable[Rule],
+        *,
+        check: str,
+        notes: Iterable[str] = ("not-judged",),
+        allow: Iterable[str] = (),
+        strict: Iterable[str] = (),
+        explains: Explains = EXPLAINS,
+        every: int | None = None,
+    ) -> Report:
+        """Judge the run by rules of somebody else's.
+
+        Args:
+            rules: functions of the run's ``Evidence`` that yield findings, causes before their consequences. One that
+                raises becomes a note ``not-judged``.
+            check: the check's name, for the report.
+            notes: ids whose findings are notes; the verdict's own ``not-judged`` should be among them.
+            allow: ids of rules that may be broken.
+            strict: ids of notes that count as findings.
+            explains: by a rule's id, the ids of the findings that follow from its own, and that it hides unless they
+                name parameters which it does not. Default: that of the training run's rules.
+            every: an update is due in every ``every``-th step. None recognises accumulation by itself.
+        """
+        options = Options(
+            every=None if every is None else as_count(every, "every", least=1),
+            allow=frozenset(allow),
+            strict=frozenset(strict),
+        )
+        return judge(Evidence(self.facts, options), rules, check=check, notes=notes, explains=explains)
 
     @property
     def report(self) -> Report:
