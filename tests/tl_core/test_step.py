@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tl_core import TrainingSetup, standard_step
+from tl_core import TrainingSetup, choose_step, standard_step
 
 
 def loss_fn(model, batch):
@@ -198,4 +198,40 @@ def test_bad_arguments_are_refused(arguments, error, message):
     """The error names the argument, what was got and what is allowed."""
     with pytest.raises(error) as caught:
         standard_step(**{"loss_fn": loss_fn, **arguments})
+    assert str(caught.value) == message
+
+
+def test_the_persons_step_or_the_standard_one_is_chosen():
+    """A step is returned as it is; a loss function is put into the standard step, which trains."""
+
+    def step(setup, batch): ...
+
+    assert choose_step(step, None) is step
+    setup = make()
+    before = weights(setup)
+    train(setup, choose_step(None, loss_fn), data(1))
+    assert not torch.equal(weights(setup), before)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            (None, None),
+            "pass either step or loss_fn, got neither: step(setup, batch) trains, "
+            "loss_fn(model, batch) only computes the loss",
+        ),
+        (
+            (loss_fn, loss_fn),
+            "pass either step or loss_fn, got both: step(setup, batch) trains, "
+            "loss_fn(model, batch) only computes the loss",
+        ),
+        ((3, None), "step must be a function, got int"),
+        ((None, "mse"), "loss_fn must be a function, got str"),
+    ],
+)
+def test_one_of_step_and_loss_fn_must_be_given(given, message):
+    """Neither, both and what is no function are refused."""
+    with pytest.raises(TypeError) as caught:
+        choose_step(*given)
     assert str(caught.value) == message

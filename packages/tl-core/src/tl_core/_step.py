@@ -13,11 +13,32 @@ from tl_core._losses import split_losses
 from tl_core._setup import TrainingSetup
 
 LossFunction = Callable[[nn.Module, Any], Any]
+Step = Callable[[TrainingSetup, Any], Any]
 
 
-def standard_step(
-    loss_fn: LossFunction, *, accumulation_steps: int = 1, max_grad_norm: float | None = None
-) -> Callable[[TrainingSetup, Any], Any]:
+def choose_step(step: Step | None, loss_fn: LossFunction | None) -> Step:
+    """Return the step to train with: the person's, or the standard step around their loss function.
+
+    Args:
+        step: ``step(setup, batch)``, or None.
+        loss_fn: ``loss_fn(model, batch)``, or None.
+
+    Raises:
+        TypeError: Neither or both are given, or what is given is no function.
+    """
+    if (step is None) == (loss_fn is None):
+        got = "neither" if step is None else "both"
+        raise TypeError(
+            f"pass either step or loss_fn, got {got}: step(setup, batch) trains, "
+            "loss_fn(model, batch) only computes the loss"
+        )
+    given, name = (step, "step") if step is not None else (loss_fn, "loss_fn")
+    if not callable(given):
+        raise TypeError(f"{name} must be a function, got {type(given).__name__}")
+    return step if step is not None else standard_step(cast(LossFunction, loss_fn))
+
+
+def standard_step(loss_fn: LossFunction, *, accumulation_steps: int = 1, max_grad_norm: float | None = None) -> Step:
     """Make a training step out of a loss function.
 
     The step divides the loss by ``accumulation_steps`` and runs backward, through the setup's GradScaler if it has

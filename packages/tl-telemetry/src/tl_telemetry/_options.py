@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tl_core import check_rule_ids
 from tl_telemetry._rule_ids import RULES
 
 
@@ -25,24 +25,8 @@ class Options:
 
 
 def rule_ids(given: object, argument: str) -> frozenset[str]:
-    """Check a collection of rule ids.
-
-    Raises:
-        TypeError: it is a plain string, or holds something that is no string.
-        ValueError: there is no such rule; the message lists the nearest ones, or all.
-    """
-    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-        hint = f": write [{given!r}]" if isinstance(given, str) else ""
-        raise TypeError(f"{argument} must be a list of rule ids, got {given!r}{hint}")
-    given = tuple(given)
-    for rule in given:
-        if not isinstance(rule, str):
-            raise TypeError(f"{argument} must hold rule ids (strings), got {rule!r}")
-        if rule not in RULES:
-            near = difflib.get_close_matches(rule, RULES, n=3)
-            known = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(sorted(RULES))}"
-            raise ValueError(f"{argument} names the rule {rule!r}, which does not exist; {known}")
-    return frozenset(given)
+    """Check ids of this package's rules."""
+    return check_rule_ids(given, argument, sorted(RULES))
 
 
 def as_positive(value: float | None, argument: str, *, needed: bool = False) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tl_core import Batches, TrainingSetup, build_setup, preserve_rng, seed_everything, standard_step
+from tl_core import Batches, TrainingSetup, build_setup, choose_step, noted, preserve_rng, seed_everything
 from tl_telemetry._observe import observe
 from tl_telemetry._replay import first_nonfinite
 from tl_telemetry._run import TrainingRun
@@ -27,6 +27,7 @@ def run_training(
     device: str | torch.device = "cpu",
     seed: int = 0,
     track_updates: bool = True,
+    catch: tuple[type[BaseException], ...] = (),
 ) -> TrainingRun:
     """Train a few steps from a fresh setup and record what happens.
 
@@ -44,6 +45,8 @@ def run_training(
         device: where the model and the batches are put.
         seed: seeds python, numpy and torch before ``make_setup`` is called.
         track_updates: measure how far each step moves the parameters; costs one copy of the parameters.
+        catch: types of exceptions that end the run when a step raises them, instead of passing through; the exception
+            is kept, with its traceback, as ``run.error``.
 
     Returns:
         The run.
@@ -52,7 +55,7 @@ def run_training(
         TypeError, ValueError: an argument is not what is allowed, or ``step`` returned something that is no loss.
             Exceptions from the given code pass through, with a note of the step and phase they came from.
     """
-    train_step = _choose_step(step, loss_fn)
+    train_step = choose_step(step, loss_fn)
     batches = Batches(data, steps, device=device)
     with preserve_rng():
         seed_everything(seed)
@@ -66,39 +69,28 @@ def run_training(
                 run.facts.run_uncompiled = lambda num_steps: flags_without_compiling(
                     make_setup, data, train_step, steps=num_steps, device=device, seed=seed
                 )
-            _train(run, batches, train_step, steps)
+            _train(run, batches, train_step, steps, catch)
     return run
 
 
-def _choose_step(step: Step | None, loss_fn: Callable[[Any, Any], Any] | None) -> Step:
-    if (step is None) == (loss_fn is None):
-        got = "neither" if step is None else "both"
-        raise TypeError(
-            f"pass either step or loss_fn, got {got}: step(setup, batch) trains, "
-            "loss_fn(model, batch) only computes the loss"
-        )
-    given, name = (step, "step") if step is not None else (loss_fn, "loss_fn")
-    if not callable(given):
-        raise TypeError(f"{name} must be a function, got {type(given).__name__}")
-    return step if step is not None else standard_step(loss_fn)  # type: ignore[arg-type]
+def _train(
+    run: TrainingRun, batches: Batches, train_step: Step, steps: int, catch: tuple[type[BaseException], ...]
+) -> None:
+    def where() -> str:
+        act = run.facts.recorder.last_act()
+        return f"raised in step {index} of the training run, after {act}; data was taken as {batches.form}"
 
-
-def _train(run: TrainingRun, batches: Batches, train_step: Step, steps: int) -> None:
     for index in range(steps):
         run.setup.step_index = index
         batch = batches.batch(index)
         with run.step(batch) as current:
             try:
-                result = train_step(run.setup, batch)
+                with noted(where):
+                    result = train_step(run.setup, batch)
             except BaseException as error:
                 cut_own_frames(error.__traceback__)
-                act = run.facts.recorder.last_act()
-                where = f"raised in step {index} of the training run, after {act}"
-                _note(error, f"{where}; data was taken as {batches.form}")
-                raise
+                if not isinstance(error, catch):
+                    raise
+                run.error = error
+                return
             current.loss = result
-
-
-def _note(error: BaseException, text: str) -> None:
-    if hasattr(error, "add_note"):  # Python 3.11 and later
-        error.add_note(text)

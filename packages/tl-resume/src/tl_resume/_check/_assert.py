@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tl_core import Finding, Tolerances, TrainingSetup, standard_step
+from tl_core import Finding, Tolerances, TrainingSetup, check_rule_ids, standard_step
 from tl_resume._check._ablate import MAX_COST, establish
 from tl_resume._check._decides import deciding_lines
 from tl_resume._check._evidence import Evidence
@@ -17,7 +17,7 @@ from tl_resume._check._loop import Loop, Run, Session, draw
 from tl_resume._check._modules import first_different_module
 from tl_resume._check._process import check_importable, resumed_elsewhere
 from tl_resume._check._report import ResumeReport, losses_table
-from tl_resume._check._rule_ids import RESUME_FINDINGS, RESUME_NOTES, allowed
+from tl_resume._check._rule_ids import RESUME_FINDINGS, RESUME_NOTES
 from tl_resume._check._rules import findings, notes
 from tl_resume._check._rules.hidden import idle, may_decide
 from tl_resume._check._runs import resumed, saving, uninterrupted
@@ -88,7 +88,7 @@ def check_resume_equivalent(
         TypeError, ValueError: an argument is not what is allowed. Exceptions from the given code pass through, with a
             note of the step and phase they came from.
     """
-    rules = allowed(allow, (*RESUME_FINDINGS, *RESUME_NOTES))
+    rules = check_rule_ids(allow, "allow", (*RESUME_FINDINGS, *RESUME_NOTES))
     _check_arguments(step, loss_fn, make_step, steps, resume_at, save, load)
     tolerance = Tolerances().get("training_resume", device, rtol=rtol, atol=atol)
     save = save_training_state if save is None else save

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tl_core import Batches, TrainingSetup, build_setup, move_to_device, preserve_rng, seed_everything
+from tl_core import Batches, TrainingSetup, build_setup, move_to_device, noted, preserve_rng, seed_everything
 from tl_resume._check._ledger import Ledger
 from tl_resume._check._store import Store
 from tl_resume._model_names import module_modes
@@ -180,17 +180,6 @@ def _left_out(setup: TrainingSetup) -> set[str]:
         for part in parts
         for buffer in part._non_persistent_buffers_set
     }
-
-
-@contextmanager
-def noted(text: str) -> Iterator[None]:
-    """Add a note to an exception of the person's code (Python 3.11 and later)."""
-    try:
-        yield
-    except Exception as error:
-        if hasattr(error, "add_note"):
-            error.add_note(text)
-        raise
 
 
 def draw(data: Any, steps: int, seed: int) -> list[Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-
 # In the order in which findings are shown: what other findings may follow from comes first.
 RESUME_FINDINGS = (
     "saving-changes-training",
@@ -34,25 +31,3 @@ RESUME_FINDINGS = (
     "resume-diverges",
 )
 RESUME_NOTES = ("unsaved-attribute", "resume-moved", "not-repeatable", "not-copied", "not-judged")
-
-
-def allowed(given: object, known: Iterable[str]) -> frozenset[str]:
-    """Check the rule ids of ``allow=``.
-
-    Raises:
-        TypeError: it is a plain string, or holds something that is no string.
-        ValueError: there is no such rule; the message lists the nearest ones, or all.
-    """
-    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-        hint = f": write [{given!r}]" if isinstance(given, str) else ""
-        raise TypeError(f"allow must be a list of rule ids, got {given!r}{hint}")
-    known = tuple(known)
-    rules = tuple(given)
-    for rule in rules:
-        if not isinstance(rule, str):
-            raise TypeError(f"allow must hold rule ids (strings), got {rule!r}")
-        if rule not in known:
-            near = difflib.get_close_matches(rule, known, n=3)
-            there = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}"
-            raise ValueError(f"allow names the rule {rule!r}, which does not exist; {there}")
-    return frozenset(rules)

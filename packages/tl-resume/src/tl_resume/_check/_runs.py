@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tl_core import TrainingSetup
+from tl_core import TrainingSetup, noted
 from tl_resume._check._ledger import Ledger
-from tl_resume._check._loop import Run, Session, noted
+from tl_resume._check._loop import Run, Session
 from tl_resume._check._restores import Restored, watch_restores
 from tl_telemetry import Piece, StateCapture, StateDifference, compare_captures, put_back
 

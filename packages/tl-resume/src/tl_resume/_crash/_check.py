@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tl_core import Batches, Report, TrainingSetup, preserve_rng, standard_step
+from tl_core import Batches, Report, TrainingSetup, choose_step, preserve_rng
 from tl_resume._crash._durable import NOT_SYNCED
 from tl_resume._crash._judge import FULL, LOST, MIXED, POINTER, UNNOTICED
 from tl_resume._crash._next import FAILS_AFTER_CRASH, LITTER
@@ -105,7 +105,7 @@ def check_checkpoint_crash_safe(
         TypeError, ValueError: An argument is not what is allowed. Exceptions from the given code in what is not
             disturbed pass through, with a note of where they came from.
     """
-    train_step = _choose_step(step, loss_fn)
+    train_step = choose_step(step, loss_fn)
     save, load = _choose_functions(save, load)
     _check_number("steps", steps, 2)
     if crash_points is not None:
@@ -119,19 +119,6 @@ def check_checkpoint_crash_safe(
         report = CrashRun(trial, steps, crash_points).judge(make_setup, batches, train_step, seed)
     report.findings = tuple(finding for finding in report.findings if finding.rule not in allowed)
     return report
-
-
-def _choose_step(step: Step | None, loss_fn: Callable[[Any, Any], Any] | None) -> Step:
-    if (step is None) == (loss_fn is None):
-        got = "neither" if step is None else "both"
-        raise TypeError(
-            f"pass either step or loss_fn, got {got}: step(setup, batch) trains, "
-            "loss_fn(model, batch) only computes the loss"
-        )
-    given, name = (step, "step") if step is not None else (loss_fn, "loss_fn")
-    if not callable(given):
-        raise TypeError(f"{name} must be a function, got {type(given).__name__}")
-    return step if step is not None else standard_step(loss_fn)  # type: ignore[arg-type]
 
 
 def _choose_functions(save: Any, load: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tl_core import Batches, Finding, Report, TrainingSetup, build_setup, seed_everything
+from tl_core import Batches, Finding, Report, TrainingSetup, build_setup, noted, seed_everything
 from tl_resume._crash import _trial
 from tl_resume._crash._child import Ended
 from tl_resume._crash._durable import Unsynced, find_unsynced
@@ -82,7 +81,7 @@ class CrashRun:
                 self._first_save(setup)
             setup.step_index = index
             batch = batches.batch(index)
-            with _noted(f"raised in step {index} of the training run; data was taken as {batches.form}"):
+            with noted(f"raised in step {index} of the training run; data was taken as {batches.form}"):
                 train_step(setup, batch)
         setup.step_index = self._steps
         seed_everything((seed + 1) % 2**32)  # what load does not restore must not look restored
@@ -92,7 +91,7 @@ class CrashRun:
         trial = self._trial
         threads = set(threading.enumerate())
         started = time.monotonic()
-        with _noted(f"raised in save(), the first one, after {self._half} steps"):
+        with noted(f"raised in save(), the first one, after {self._half} steps"):
             trial.save(setup, trial.path)
         trial.set_limit(_trial.UNDISTURBED_LIMIT_S, time.monotonic() - started)
         running = still_at_work(trial.work, threads, processes=False)
@@ -128,7 +127,7 @@ class CrashRun:
         recorded = trial.record(setup)
         if recorded.ended.raised is not None:
             trial.put_back()
-            with _noted(f"raised in save(), the second one to the same path, after {self._steps} steps"):
+            with noted(f"raised in save(), the second one to the same path, after {self._steps} steps"):
                 trial.save(setup, trial.path)
         self._must_have_ended("save()", recorded.ended)
         if recorded.still_running is not None:
@@ -171,7 +170,7 @@ class CrashRun:
     def _intact(self, fresh: TrainingSetup, after: str) -> Loaded:
         loaded = self._trial.load_into(fresh)
         if loaded.ended.raised is not None:
-            with _noted(f"raised in load() after {after}, which nothing disturbed"):
+            with noted(f"raised in load() after {after}, which nothing disturbed"):
                 self._trial.load(fresh, self._trial.path)
         self._must_have_ended("load()", loaded.ended)
         return loaded
@@ -295,16 +294,6 @@ def _said(ended: Ended, trial: Trial) -> str:
     if ended.raised is None:
         return "save() returns as if it had saved"
     return f"save() raises {trial.without_folder(ended.raised)}"
-
-
-@contextmanager
-def _noted(text: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        if hasattr(error, "add_note"):  # Python 3.11 and later
-            error.add_note(text)
-        raise
 
 
 def _note(text: str) -> Finding:
