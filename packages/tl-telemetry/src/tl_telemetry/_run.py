@@ -186,7 +186,7 @@ class TrainingRun:
         notes: Iterable[str] = ("not-judged",),
         allow: Iterable[str] = (),
         strict: Iterable[str] = (),
-        explains: Explains = EXPLAINS,
+        explains: Explains | None = None,
         every: int | None = None,
     ) -> Report:
         """Judge the run by rules of somebody else's.
@@ -199,7 +199,7 @@ class TrainingRun:
             allow: ids of rules that may be broken.
             strict: ids of notes that count as findings.
             explains: by a rule's id, the ids of the findings that follow from its own, and that it hides unless they
-                name parameters which it does not. Default: that of the training run's rules.
+                name parameters which it does not. None: as the training run's rules.
             every: an update is due in every ``every``-th step. None recognises accumulation by itself.
         """
         options = Options(
@@ -207,6 +207,7 @@ class TrainingRun:
             allow=frozenset(allow),
             strict=frozenset(strict),
         )
+        explains = EXPLAINS if explains is None else explains
         return judge(Evidence(self.facts, options), rules, check=check, notes=notes, explains=explains)
 
     @property
