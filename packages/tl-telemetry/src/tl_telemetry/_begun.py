@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from types import FrameType
 
-from tl_telemetry._events import Portion
+import torch
+
+from tl_telemetry._events import LossTerm, Portion
 from tl_telemetry._figures import Span
 from tl_telemetry._gradient_log import Gradients
 from tl_telemetry._steppers import Stepper
@@ -25,6 +27,9 @@ class BackwardBegun:
     repeats_term: bool
     repeated: tuple[int, ...]
     repeated_norms: Span | None
+    dtype: torch.dtype | None
+    terms: tuple[LossTerm, ...] | None
+    gradient: Span | None
     grads: Gradients  # copies, where a log asks for them
     filled: set[int] = field(default_factory=set)  # by now, seen by optimizers that step inside of the pass
 
@@ -52,6 +57,8 @@ class Call:
     stepper: Stepper
     frame: FrameType | None
     records: bool  # False inside of another one's step, as a wrapper or a subclass calls it: that one's update
+    scaler: str | None  # the GradScaler whose step() called it
+    site: str  # the line of that call, with a GradScaler
     seen: Seen | None = None
     evaluations: int = 0  # of closures, over its life, when the call began
     copied: Copied | None = None

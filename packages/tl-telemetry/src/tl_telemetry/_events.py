@@ -8,12 +8,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
+import torch
+
 from tl_telemetry._figures import Span
 
 # What a gradient consists of: the numbers of the backward passes that were added up in it. BY_HAND stands for content
 # that no backward pass put there (assigned, or edited in place by somebody other than a clip function).
 Source = tuple[int, ...]
 BY_HAND = -1
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerm:
+    """A loss that a backward pass began at, or one term of a sum of losses."""
+
+    name: str  # of the graph node that made it, without scalings and conversions: "MseLossBackward0"
+    dtype: torch.dtype | None  # its own, before it was scaled or converted; None where torch does not tell
+    scaler: str | None  # the GradScaler whose scale multiplies it; None: none of the known ones does
+    factors: tuple[float | Span, ...]  # what else multiplies it: numbers, and scalars that need no gradient
+    known: bool  # False where what multiplies it could not be read (compiled code, saved tensors with hooks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,10 @@ class Backward:
     repeated: tuple[int, ...]  # parameters that still held the earlier pass's gradient
     repeated_norms: Span | None
     in_step: str | None  # the optimizer inside whose step it ran (a closure)
+    dtype: torch.dtype | None  # of what backward() was called on; None if that is several tensors
+    terms: tuple[LossTerm, ...] | None  # None where neither a GradScaler nor another scaling was seen
+    gradient: Span | None  # with a GradScaler: the value that backward() began with (1, or its gradient= argument)
+    norms: Span | None  # with a GradScaler: L2 norms of the filled gradients after the pass, not unscaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +112,56 @@ class OptimizerStep:
     lost: tuple[int, ...]  # parameters whose fresh gradient was cleared or edited after its backward pass
     closure: bool
     evaluations: int  # how often its closure was evaluated, where the optimizer counts that (LBFGS); else 0
+    scaler: str | None  # the GradScaler whose step() called it; None: the person called it
+    site: str  # with a GradScaler: the line that called it, or its scaler's step(); else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unscaling:
+    """A GradScaler divided an optimizer's gradients by its scale, and looked for NaN and Inf in them."""
+
+    kind: ClassVar[str] = "unscale"
+    optimizer: str
+    scaler: str
+    in_step: bool  # by scaler.step(); False: the person called scaler.unscale_()
+    site: str
+    scale: Span | None
+    found_inf: Span | None  # one flag a device: 1 where it found NaN or Inf
+    graded: tuple[int, ...]  # the optimizer's parameters that had a gradient
+    portions: tuple[Portion, ...]
+    norms: Span  # L2 norms of the graded ones' gradients, before they were divided
+    largest: Span | None  # their largest absolute values, where somebody had edited them by hand
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedStep:
+    """A GradScaler's ``step()`` that did not call the optimizer's."""
+
+    kind: ClassVar[str] = "skipped_step"
+    optimizer: str
+    scaler: str
+    site: str
+    found_inf: Span | None  # one flag a device: 1 where the scaler found NaN or Inf
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerUpdate:
+    """A GradScaler's ``update()``."""
+
+    kind: ClassVar[str] = "scaler_update"
+    scaler: str
+    site: str  # "" for update(new_scale), which is only seen by what it leaves
+    before: Span | None  # the scale before it
+    after: Span | None
+    found_inf: Span | None  # whether one of the optimizers' flags was set
+
+
+@dataclass(frozen=True, slots=True)
+class StateMoved:
+    """Averages in ``setup.state`` were written to during the step; only looked at with a GradScaler."""
+
+    kind: ClassVar[str] = "state_moved"
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,4 +197,15 @@ class Warned:
     from_torch: bool
 
 
-Event: TypeAlias = Backward | Clip | OptimizerStep | SchedulerStep | GradientsCleared | Warned
+Event: TypeAlias = (
+    Backward
+    | Clip
+    | Unscaling
+    | OptimizerStep
+    | SkippedStep
+    | ScalerUpdate
+    | SchedulerStep
+    | GradientsCleared
+    | StateMoved
+    | Warned
+)

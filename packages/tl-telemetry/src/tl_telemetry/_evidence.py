@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+import torch
+from torch.amp.grad_scaler import GradScaler
+
 from tl_core import TrainingSetup, group_names, match_names, step_ranges
 from tl_telemetry._events import Backward, Clip, Event, OptimizerStep, SchedulerStep, Warned
 from tl_telemetry._facts import Facts
@@ -30,6 +33,16 @@ class Evidence:
     @property
     def tensors(self) -> Tensors:
         return self.facts.tensors
+
+    @cached_property
+    def scalers(self) -> dict[str, GradScaler]:
+        """The GradScalers by name: the setup's (``scaler``), others that it holds, and strangers that acted."""
+        return dict(self.facts.recorder.scaling.scalers)
+
+    @property
+    def autocast(self) -> frozenset[torch.dtype]:
+        """The dtypes of autocast around forward passes that a backward pass followed, in the first steps."""
+        return frozenset(self.facts.recorder.forward.autocast)
 
     def check_patterns(self) -> None:
         """Raise the error of a pattern, in ``ignore=`` or ``frozen=``, that matches nothing."""

@@ -88,6 +88,21 @@ class Figures:
         self._pending.extend(values)
         return Span(self._row, start, len(self._pending))
 
+    def copy(self, value: object) -> Span | None:
+        """Take a copy of a tensor that is written to in place later; None for anything else."""
+        if not isinstance(value, Tensor):
+            return None
+        copy = value.detach().clone()
+        return self.add([copy.reshape(()) if copy.dim() else copy])
+
+    def root(self, roots: Sequence[object]) -> Span | None:
+        """Take the value of the only root of a backward pass, if it is one real number."""
+        root = roots[0] if len(roots) == 1 else None
+        if not isinstance(root, Tensor) or root.numel() != 1 or root.is_complex():
+            return None
+        root = root.detach()
+        return self.add([root.reshape(()) if root.dim() else root])
+
     def close_row(self) -> None:
         """Stack what was added since the last call."""
         if self._pending:

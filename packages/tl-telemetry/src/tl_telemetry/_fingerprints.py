@@ -93,7 +93,7 @@ def state_entries(setup: TrainingSetup, *, compare: bool) -> dict[str, StateEntr
         if read is None:
             continue
         tensors, numbers = read
-        averages = _averages(name, value)
+        averages = is_average(name, value)
         copies = _copies(tensors, weights) if compare else {}
         entries[name] = StateEntry(
             averages=averages,
@@ -175,7 +175,7 @@ _AVERAGE_SETTINGS = ("decay", "beta", "momentum", "tau", "alpha", "ema_decay")
 _AVERAGE_UPDATES = ("update", "update_parameters", "update_average", "step")
 
 
-def _averages(name: str, value: Any) -> bool:
+def is_average(name: str, value: Any) -> bool:
     if isinstance(value, AveragedModel) and value.avg_fn is None and value.multi_avg_fn is None:
         return False  # equal weights (SWA) are averaged over the last part of a training, not over a short run
     if _is_called_average(name, value):

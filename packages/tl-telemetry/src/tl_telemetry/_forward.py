@@ -34,10 +34,15 @@ class Forward:
         self._awaited: set[int] = set()
         self._steps = 0
         self.sees_compiled = False  # where torch is told to run compiled code as it was written
+        self.autocast: set[torch.dtype] = set()  # of forward passes in the first steps that a backward pass followed
+        self._autocast: set[torch.dtype] = set()  # of those that none followed yet
+        self._device_types: set[str] = set()
 
     def follow(self, setup: TrainingSetup) -> None:
         """Follow every module of the setup (the model's and the others')."""
         roots = [setup.model, *(module for _, module in other_modules(setup))]
+        kinds = {parameter.device.type for root in roots for parameter in root.parameters()}
+        self._device_types = {kind for kind in kinds if torch.amp.is_autocast_available(kind)}
         for root in roots:
             users = using_modules(root)
             for module in root.modules():
@@ -66,6 +71,10 @@ class Forward:
         self._awaited.discard(id(module))
         if any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
             self.flags[id(module)] |= INPUT_TRAINS
+        if grad and self._steps < FIRST_STEPS:
+            for kind in self._device_types:
+                if torch.is_autocast_enabled(kind):
+                    self._autocast.add(torch.get_autocast_dtype(kind))
         self._active.append((module, grad))
         if isinstance(module, torch.jit.ScriptModule) or (hasattr(module, "_orig_mod") and not self.sees_compiled):
             self._below(module)
@@ -89,8 +98,15 @@ class Forward:
                 return depth == 0
         return False
 
+    def backward_begins(self) -> None:
+        """Note that a backward pass followed the forward passes of this step so far."""
+        if self._autocast:
+            self.autocast |= self._autocast
+            self._autocast = set()
+
     def close_step(self) -> bool:
         """Tell whether the hooks may leave: all modules with parameters have been seen."""
         self._active.clear()
+        self._autocast.clear()
         self._steps += 1
         return self._steps >= FIRST_STEPS and not self._awaited

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tl_telemetry._events import BY_HAND, Portion, Source
-from tl_telemetry._figures import common_dtype
+from tl_telemetry._figures import common_dtype, norms
 from tl_telemetry._history import History
 
 # How many gradients stand for all of them where a glance will do: at the end of a step, and of an optimizer's own.
@@ -81,6 +81,11 @@ class Gradients:
         if indices not in self._dtypes:
             self._dtypes[indices] = common_dtype([self.tensors[i] for i in indices])
         return self._dtypes[indices]
+
+    def norms(self, indices: tuple[int, ...]) -> list[Tensor]:
+        """Return the L2 norm of each of these gradients as a 0-dim tensor on its device."""
+        with torch.no_grad():
+            return norms(self.grads(indices), self.dtype(indices))
 
     def kept(self, indices: tuple[int, ...]) -> tuple[int, ...]:
         """Return those whose gradient an update used, and nobody touched since."""

@@ -12,20 +12,22 @@ from torch import Tensor
 
 from tl_core import TrainingSetup
 from tl_telemetry import _taps
-from tl_telemetry._begun import BackwardBegun, Call, Seen
+from tl_telemetry._begun import BackwardBegun, Call
 from tl_telemetry._events import Backward, Clip, Event, GradientsCleared, OptimizerStep, SchedulerStep, Warned
-from tl_telemetry._figures import Figures, Span, norms
+from tl_telemetry._figures import Figures
 from tl_telemetry._forward import Forward
 from tl_telemetry._gradient_log import GradientAct, GradientLog
 from tl_telemetry._gradient_log import Gradients as Grads
 from tl_telemetry._gradients import Gradients
 from tl_telemetry._marks import GraphMarks
 from tl_telemetry._record import StepRecord
-from tl_telemetry._scaler import loss_scale, scaler_stage
+from tl_telemetry._scaler import loss_scale, scaler_call
+from tl_telemetry._scaler_watch import ScalerWatch
 from tl_telemetry._schedulers import Schedulers
 from tl_telemetry._sites import calling_frame, calling_site, in_torch, is_running, raised_in_torch, shown_site
+from tl_telemetry._step_reader import StepReader
 from tl_telemetry._steppers import Stepper, Steppers
-from tl_telemetry._tensors import Tensors, is_lazy
+from tl_telemetry._tensors import Tensors
 from tl_telemetry._trainable import Trainable
 from tl_telemetry._updates import Updates
 
@@ -51,6 +53,9 @@ class Recorder:
         self._log = log
         self._clipped: Grads = {}
         self._figures = Figures()
+        self.scaling = ScalerWatch(setup, self._figures, self.gradients, self.steppers, self.tensors)
+        self._reader = StepReader(self._figures, self.gradients, self.scaling.scalers, self._updates)
+        self._steps_begun = 0
         self._events: list[Event] = []
         self._updated = False  # in the step that runs, by an optimizer that is no stranger to the setup
         self._num_examples: int | None = None
@@ -66,6 +71,8 @@ class Recorder:
 
     def attach(self) -> None:
         self.schedulers.look()
+        self.scaling.look()
+        self.scaling.look_at_averages()
         self.gradients.accept()
         _taps.attach(self)
         _taps.attach_forward(self)
@@ -92,16 +99,17 @@ class Recorder:
         if self._walk_needed or self.gradients.seem_touched(self.gradients.everything):
             self._look_around()
         else:
-            self._look_at_schedulers()
+            self._look_at_counters()
+        self._events += self.scaling.look_at_averages()
         self.trainable.look(self.gradients.tensors, len(self.records))
         record = StepRecord(
             step=len(self.records),
             num_examples=self._num_examples,
             events=tuple(self._events),
             tensors=self.tensors,
-            losses={name: self._loss(value) for name, value in losses.items()},
+            losses={name: self._figures.add([v]) if isinstance(v, Tensor) else float(v) for name, v in losses.items()},
             main_loss=main,
-            scale=self._copy(loss_scale(self.setup.scaler)),
+            scale=self._figures.copy(loss_scale(self.setup.scaler)),
             lrs={name: self.steppers.lrs(name, self._figures) for name in self.setup.optimizers},
         )
         self._figures.close_row()
@@ -150,27 +158,31 @@ class Recorder:
         from_torch = in_torch(filename) or raised_in_torch() or "Triggered internally at" in message
         self._events.append(Warned(message, category.__name__, shown_site(filename, lineno), from_torch))
 
-    def backward_begins(self, roots: Sequence[Any], accumulate: bool) -> None:
+    def backward_begins(self, roots: Sequence[Any], given: Sequence[Any], accumulate: bool) -> None:
         self._backward_depth += 1
         if self._backward_depth > 1 or not accumulate:
             return
         start = perf_counter()
         self._look_around()
         self.num_backwards += 1
+        self.forward.backward_begins()
         gradients = self.gradients
         leftover = gradients.kept(gradients.everything)
         met = self.marks.meet(roots, self.num_backwards)
         repeated = gradients.holding(met.earlier) if met.earlier else ()
         self._begun = BackwardBegun(
             site=calling_site(),
-            root=self._root(roots),
+            root=self._figures.root(roots),
             connected=met.connected,
             leftover=leftover,
-            leftover_norms=self._norms(leftover) if leftover else None,
+            leftover_norms=self._figures.add(self.gradients.norms(leftover)) if leftover else None,
             repeats=met.earlier if repeated else None,
             repeats_term=met.is_term,
             repeated=repeated,
-            repeated_norms=self._norms(repeated) if repeated else None,
+            repeated_norms=self._figures.add(self.gradients.norms(repeated)) if repeated else None,
+            dtype=getattr(roots[0], "dtype", None) if len(roots) == 1 else None,
+            terms=self.scaling.terms(roots, len(self.records)),
+            gradient=self.scaling.gradient(given),
             grads=self._log.copy(gradients) if self._log is not None else {},
         )
         self.watch_s += perf_counter() - start
@@ -199,6 +211,10 @@ class Recorder:
                 repeated=begun.repeated,
                 repeated_norms=begun.repeated_norms,
                 in_step=self._running_name(),
+                dtype=begun.dtype,
+                terms=begun.terms,
+                gradient=begun.gradient,
+                norms=self.scaling.norms(self.gradients.parted(filled)[1]),
             )
         )
         self._log_act(begun.grads)
@@ -228,8 +244,8 @@ class Recorder:
                 graded=graded,
                 used=gradients.kept(graded),
                 portions=gradients.portions(graded),
-                norms=self._norms(graded),
-                scale=self._scale_at(graded),
+                norms=self._figures.add(self.gradients.norms(graded)),
+                scale=self.scaling.scale_at(graded),
                 in_step=self._running_name(),
             )
         )
@@ -243,12 +259,13 @@ class Recorder:
 
     def step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         start = perf_counter()
+        self._steps_begun += 1
         stepper = self.steppers.of(optimizer)
         if stepper is None:
             return
         self._forget_raised()
         inside = any(c.records and not c.stepper.index_set.isdisjoint(stepper.indices) for c in self._stepping)
-        call = Call(stepper, calling_frame(), records=not inside)
+        call = Call(stepper, calling_frame(), not inside, *self.scaling.caller())
         if closure:
             call.evaluations = stepper.num_evaluations()
         self._stepping.append(call)
@@ -265,11 +282,11 @@ class Recorder:
             else:
                 self._look_around()
             if not closure:
-                call.seen = self._see(stepper)
+                call.seen = self._reader.see(stepper)
                 if self._log is not None:
                     call.grads = self._log.copy(self.gradients)
             if self._updates is not None:
-                moving = call.seen.graded if call.seen is not None else self._with_shape(stepper.indices)
+                moving = call.seen.graded if call.seen is not None else self._reader.with_shape(stepper.indices)
                 with torch.no_grad():
                     call.copied = self._updates.before(moving, self.gradients.tensors)
         self.watch_s += perf_counter() - start
@@ -284,16 +301,49 @@ class Recorder:
         if call.records:
             if closure:
                 self.gradients.accept(stepper.indices)
-                call.seen = self._see(stepper)
+                call.seen = self._reader.see(stepper)
             if call.seen is not None:
                 if self._log is not None and call.grads is None:
                     call.grads = self._log.copy(self.gradients)
-                self._events.append(self._step_event(call, call.seen, closure))
+                self._events.append(self._reader.event(call, call.seen, closure))
                 self._log_act(call.grads or {}, is_step=True)
                 self.gradients.use(stepper.indices, self.num_backwards)
                 self._updated = self._updated or not self.steppers.is_stranger(stepper)
         self.watch_s += perf_counter() - start
         self._close_update()
+
+    def unscale_begins(self) -> None:
+        start = perf_counter()
+        call = scaler_call()
+        if call is not None and not self.scaling.goes_on(call):
+            self._look_around()
+            self._events.append(self.scaling.unscaling(call))
+        self.watch_s += perf_counter() - start
+
+    def unscale_ended(self, found_inf: Tensor) -> None:
+        self.scaling.unscaled(self._events, found_inf)
+
+    def scaler_step_begins(self) -> int:
+        return self._steps_begun
+
+    def scaler_step_ended(self, before: int) -> None:
+        start = perf_counter()
+        call = scaler_call()
+        if call is not None and before == self._steps_begun:
+            self._look_around()
+            self._events.append(self.scaling.skipped(call))
+        self.watch_s += perf_counter() - start
+
+    def scale_update_begins(self, scale: Tensor, found_inf: Tensor) -> None:
+        start = perf_counter()
+        call = scaler_call()
+        if call is not None:
+            self._look_around()
+            self._events.append(self.scaling.update_begins(call, scale, found_inf))
+        self.watch_s += perf_counter() - start
+
+    def scale_update_ended(self, scale: Tensor) -> None:
+        self.scaling.updated(self._events, scale)
 
     def _log_act(self, before: Grads, *, is_step: bool = False) -> None:
         """Keep the gradients around the act that has just been recorded, where somebody asked for them."""
@@ -334,87 +384,10 @@ class Recorder:
         cleared, edited = self.gradients.look()
         if cleared or edited:
             self._events.append(GradientsCleared(cleared, edited))
-        self._look_at_schedulers()
+        self._look_at_counters()
 
-    def _look_at_schedulers(self) -> None:
+    def _look_at_counters(self) -> None:
+        """See schedulers that stepped, and scales that were set by hand."""
+        self._events += self.scaling.look()
         for name, count in self.schedulers.look():
             self._events.append(SchedulerStep(name, count))
-
-    def _norms(self, indices: tuple[int, ...]) -> Span:
-        with torch.no_grad():
-            return self._figures.add(norms(self.gradients.grads(indices), self.gradients.dtype(indices)))
-
-    def _see(self, stepper: Stepper) -> Seen:
-        """Read what the optimizer works with; before its step, or after a closure that made the gradients."""
-        gradients = self.gradients
-        tensors = gradients.tensors
-        without, graded = gradients.parted(stepper.indices)
-        return Seen(
-            graded=graded,
-            ungraded=gradients.shared(i for i in without if tensors[i].requires_grad),
-            frozen=gradients.shared(i for i in graded if not tensors[i].requires_grad),
-            norms=self._norms(graded),
-            lrs=stepper.lrs(self._figures),
-            scale=self._copy(getattr(stepper.optimizer, "grad_scale", None)),
-            found_inf=self._copy(getattr(stepper.optimizer, "found_inf", None)),
-            stage=scaler_stage(self.setup.scaler, stepper.optimizer),
-            portions=gradients.portions(graded),
-            lost=gradients.lost(stepper.indices),
-        )
-
-    def _with_shape(self, indices: tuple[int, ...]) -> tuple[int, ...]:
-        return self.gradients.shared(i for i in indices if not is_lazy(self.gradients.tensors[i]))
-
-    def _step_event(self, call: Call, seen: Seen, closure: bool) -> OptimizerStep:
-        stepper = call.stepper
-        updates = unchanged = None
-        low_precision: tuple[int, ...] = ()
-        if self._updates is not None and call.copied is not None:
-            with torch.no_grad():
-                moved = self._updates.after(call.copied, seen.graded, stepper.count)
-            updates = self._figures.add(moved.norms)
-            low_precision = self.gradients.shared(moved.low_precision)
-            unchanged = self._figures.add(moved.unchanged) if moved.unchanged else None
-        stepper.count += 1
-        return OptimizerStep(
-            optimizer=stepper.name,
-            graded=seen.graded,
-            ungraded=seen.ungraded,
-            frozen=seen.frozen,
-            norms=seen.norms,
-            updates=updates,
-            unchanged=unchanged,
-            low_precision=low_precision,
-            lrs=seen.lrs,
-            scale=seen.scale,
-            found_inf=seen.found_inf,
-            scaler_stage=seen.stage,
-            portions=seen.portions,
-            lost=seen.lost,
-            closure=closure,
-            evaluations=stepper.num_evaluations() - call.evaluations if closure else 0,
-        )
-
-    def _copy(self, value: object) -> Span | None:
-        if not isinstance(value, Tensor):
-            return None
-        copy = value.detach().clone()  # the scaler changes it in place later
-        return self._figures.add([copy.reshape(()) if copy.dim() else copy])
-
-    def _root(self, roots: Sequence[Any]) -> Span | None:
-        root = roots[0] if len(roots) == 1 else None
-        if not isinstance(root, Tensor) or root.numel() != 1 or root.is_complex():
-            return None
-        root = root.detach()
-        return self._figures.add([root.reshape(()) if root.dim() else root])
-
-    def _loss(self, value: Tensor | float) -> Span | float:
-        return self._figures.add([value]) if isinstance(value, Tensor) else float(value)
-
-    def _scale_at(self, graded: Sequence[int]) -> Span | None:
-        """Return the loss scale if the gradients of these parameters are still scaled."""
-        for optimizer in self.setup.optimizers.values():
-            scaled = scaler_stage(self.setup.scaler, optimizer) == "ready"
-            if scaled and not self.steppers.indices_of(optimizer).isdisjoint(graded):
-                return self._copy(loss_scale(self.setup.scaler))
-        return None

@@ -20,14 +20,14 @@ def calling_site() -> str:
     """Return ``file.py:line`` of the nearest caller outside of torch and of this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not _passed_by(frame.f_code.co_filename):
+        if not is_passed_by(frame.f_code.co_filename):
             return shown_site(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return "?"
 
 
 @lru_cache(maxsize=1024)
-def _passed_by(filename: str) -> bool:
+def is_passed_by(filename: str) -> bool:
     return filename.startswith((_TORCH, _OWN))
 
 

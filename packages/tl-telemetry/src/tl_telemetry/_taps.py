@@ -21,6 +21,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 
 from tl_telemetry._heard import hearing
+from tl_telemetry._scaler_taps import patched_scaler
 
 CLIP_FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_")
 
@@ -30,12 +31,18 @@ class Watcher(Protocol):
 
     def watches_thread(self) -> bool: ...
     def watches_optimizer(self, optimizer: torch.optim.Optimizer) -> bool: ...
-    def backward_begins(self, roots: Sequence[Any], accumulate: bool) -> None: ...
+    def backward_begins(self, roots: Sequence[Any], given: Sequence[Any], accumulate: bool) -> None: ...
     def backward_ended(self) -> None: ...
     def step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None: ...
     def step_ended(self, optimizer: torch.optim.Optimizer, closure: bool) -> None: ...
     def clip_begins(self, function: str, parameters: Sequence[torch.Tensor], bound: float) -> None: ...
     def clip_ended(self) -> None: ...
+    def unscale_begins(self) -> None: ...
+    def unscale_ended(self, found_inf: torch.Tensor) -> None: ...
+    def scaler_step_begins(self) -> int: ...
+    def scaler_step_ended(self, before: int) -> None: ...
+    def scale_update_begins(self, scale: torch.Tensor, found_inf: torch.Tensor) -> None: ...
+    def scale_update_ended(self, scale: torch.Tensor) -> None: ...
     def forward_begins(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None: ...
     def forward_ended(self, module: torch.nn.Module, output: Any) -> None: ...
     def modules_changed(self) -> None: ...
@@ -108,6 +115,7 @@ def _install() -> ExitStack:
     stack.enter_context(_patched_backward())
     for name in CLIP_FUNCTIONS:
         stack.enter_context(_patched_clip(name))
+    stack.enter_context(patched_scaler(_told))
     stack.enter_context(hearing(_hear))
     return stack
 
@@ -126,10 +134,10 @@ def _patched_backward() -> Iterator[None]:
 
     @wraps(original)
     def run_backward(roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        told = [w for w in _watchers if w.watches_thread()]
+        told = _told()
         if not told:
             return original(roots, *args, **kwargs)
-        begins(told, roots, bool(kwargs.get("accumulate_grad", False)))
+        begins(told, roots, args[0] if args else (), bool(kwargs.get("accumulate_grad", False)))
         try:
             return original(roots, *args, **kwargs)
         finally:
@@ -160,7 +168,7 @@ def _patched_clip(name: str) -> Iterator[None]:
     def clip(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # traced by dynamo: compiled code must not depend on the watchers
             return original(*args, **kwargs)
-        told = [w for w in _watchers if w.watches_thread()]
+        told = _told()
         if not told or getattr(_clipping, "inside", False):
             return original(*args, **kwargs)
         try:
@@ -192,15 +200,19 @@ def _patched_clip(name: str) -> Iterator[None]:
             cell.cell_contents = original
 
 
+def _told() -> list[Watcher]:
+    return [watcher for watcher in _watchers if watcher.watches_thread()]
+
+
 def _hear(message: str, category: type[Warning], filename: str, lineno: int) -> None:
     for watcher in _watchers:
         if watcher.watches_thread():
             watcher.warned(message, category, filename, lineno)
 
 
-def _backward_begins(told: Sequence[Watcher], roots: Sequence[Any], accumulate: bool) -> None:
+def _backward_begins(told: Sequence[Watcher], roots: Sequence[Any], given: Sequence[Any], accumulate: bool) -> None:
     for watcher in told:
-        watcher.backward_begins(roots, accumulate)
+        watcher.backward_begins(roots, given, accumulate)
 
 
 def _backward_ended(told: Sequence[Watcher]) -> None:
