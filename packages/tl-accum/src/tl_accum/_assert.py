@@ -1,0 +1,234 @@
+"""The accumulation check's two faces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from tl_accum._compare import Comparison, compare, compare_frozen
+from tl_accum._plan import Split, Step, make_plan
+from tl_accum._report import AccumulationReport, tables
+from tl_accum._rule_ids import FINDINGS, NOTES
+from tl_accum._rules import (
+    check_reference,
+    gradient_findings,
+    last_group,
+    notes,
+    state_findings,
+    timing_findings,
+)
+from tl_accum._runs import Session
+from tl_accum._tolerance import Bounds
+from tl_core import Finding, Tolerances, check_rule_ids, standard_step
+
+CHECK = "Gradient accumulation"
+
+
+def check_accumulation_equivalent(
+    make_setup: Callable[..., Any],
+    data: Any,
+    make_step: Callable[[int], Step] | None = None,
+    *,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    accumulation_steps: int = 4,
+    cycles: int = 2,
+    epoch_length: int | None = None,
+    split: Split | None = None,
+    disable_dropout: bool = True,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    rtol: float | None = None,
+    atol: float | None = None,
+    allow: Iterable[str] = (),
+) -> AccumulationReport:
+    """Check that accumulating gradients over micro-batches makes the updates that full batches make.
+
+    From identical fresh setups, one step of ``make_step(1)`` on each full batch, starting from zeroed gradients, is
+    compared with one step of ``make_step(accumulation_steps)`` on each of its micro-batches: when optimizers and
+    schedulers step, the gradients before clipping and as applied, learning rates, weights, and what is kept beside the
+    model. After a cycle that agrees, the next one starts from the full batch's weights, so that rounding does not add
+    up. Where something differs, further runs establish why.
+
+    Gradients differ where an element lies further from the full batch's than ``atol + rtol * largest``, ``largest``
+    being the largest of its parameter (at least 1 % of the largest of all). In low precision, ``rtol`` is at least 4
+    units in the last place; where the loop differs from itself when it is repeated, three times that distance is
+    allowed besides.
+
+    Args:
+        make_setup: ``make_setup()`` or ``make_setup(device)``; returns a fresh ``TrainingSetup`` or a
+            ``(model, optimizer[, scheduler[, scaler[, state]]])`` tuple.
+        data: full batches: one batch, a list of batches (cycled), an iterable such as a DataLoader, or a function from
+            the cycle's number to a batch.
+        make_step: ``make_step(k)`` returns ``step(setup, batch)`` for ``k`` accumulation steps.
+        loss_fn: ``loss_fn(model, batch)`` instead of ``make_step``; ``standard_step`` does the rest.
+        accumulation_steps: micro-batches in a cycle, at least 2.
+        cycles: how many full batches are compared, at least 1. A leak into the next cycle shows from 2 on.
+        epoch_length: micro-batches in an epoch. Where it is no multiple of ``accumulation_steps``, a whole epoch and
+            the first cycle of the next one are fed, the incomplete last group against a full batch of the same
+            examples. None: the length of a loader, where it has one (and at most 64 batches); else no epoch ends.
+        split: ``split(batch, parts)`` returns a list of micro-batches; for an incomplete last group, ``parts`` is its
+            size. None: ``split_batch``.
+        disable_dropout: switch dropout off in all runs, however it is written (modules, functions, attention, RNNs).
+        device: where the model and the batches are put.
+        seed: seeds python, numpy and torch before ``make_setup`` is called, and (by the cycle) before each cycle.
+        rtol: relative tolerance; None is that of ``grad_accumulation`` in ``tl_core.Tolerances`` (1e-4).
+        atol: absolute tolerance; None is that of ``grad_accumulation`` (1e-6), or less where the gradients themselves
+            are small.
+        allow: ids of rules that are allowed to be broken.
+
+    Returns:
+        The report.
+
+    Raises:
+        TypeError, ValueError: an argument is not what is allowed, a batch cannot be split, ``make_setup`` builds another
+            setup in its second call, or ``make_step(1)``'s step makes no updates. Exceptions from the given code pass
+            through, with a note of the cycle and micro-batch they came from.
+    """
+    allowed = check_rule_ids(allow, "allow", (*FINDINGS, *NOTES))
+    if (make_step is None) == (loss_fn is None):
+        got = "neither" if make_step is None else "both"
+        raise TypeError(
+            f"pass either make_step or loss_fn, got {got}: make_step(k) returns step(setup, batch) for k accumulation "
+            "steps, loss_fn(model, batch) only computes the loss"
+        )
+    if loss_fn is not None and not callable(loss_fn):
+        raise TypeError(f"loss_fn must be a function, got {type(loss_fn).__name__}")
+    tolerance = Tolerances().get("grad_accumulation", device, rtol=rtol, atol=atol)
+    plan = make_plan(
+        make_setup,
+        data,
+        make_step if loss_fn is None else lambda k: standard_step(loss_fn, accumulation_steps=k),  # type: ignore[arg-type]
+        accumulation_steps=accumulation_steps,
+        cycles=cycles,
+        epoch_length=epoch_length,
+        split=split,
+        disable_dropout=disable_dropout,
+        device=device,
+        seed=seed,
+    )
+    session = Session(plan)
+    try:
+        found = compare(session, Bounds(tolerance.rtol, tolerance.atol, exact_atol=atol is not None))
+        check_reference(found)
+        frozen = None if found.agrees else compare_frozen(found)
+        return _report(found, frozen, allowed)
+    finally:
+        session.close()
+
+
+def assert_accumulation_equivalent(
+    make_setup: Callable[..., Any],
+    data: Any,
+    make_step: Callable[[int], Step] | None = None,
+    *,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    accumulation_steps: int = 4,
+    cycles: int = 2,
+    epoch_length: int | None = None,
+    split: Split | None = None,
+    disable_dropout: bool = True,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    rtol: float | None = None,
+    atol: float | None = None,
+    allow: Iterable[str] = (),
+) -> AccumulationReport:
+    """Assert that accumulating gradients over micro-batches makes the updates that full batches make.
+
+    The arguments are those of ``check_accumulation_equivalent``.
+
+    Example:
+        >>> import torch
+        >>> def make_setup():
+        ...     model = torch.nn.Linear(4, 1)
+        ...     return model, torch.optim.Adam(model.parameters())
+        >>> def loss_fn(model, batch):
+        ...     return model(batch).pow(2).mean()
+        >>> report = assert_accumulation_equivalent(make_setup, torch.randn(8, 4), loss_fn=loss_fn)
+        >>> print(report)
+        Gradient accumulation: passed
+
+    Returns:
+        The report, when all is well.
+
+    Raises:
+        CheckFailed: accumulation makes other updates than full batches.
+        NotJudged: the two cannot be compared: batch statistics, noise, gradients that are not finite.
+        TypeError, ValueError: an argument is not what is allowed.
+    """
+    return check_accumulation_equivalent(
+        make_setup,
+        data,
+        make_step,
+        loss_fn=loss_fn,
+        accumulation_steps=accumulation_steps,
+        cycles=cycles,
+        epoch_length=epoch_length,
+        split=split,
+        disable_dropout=disable_dropout,
+        device=device,
+        seed=seed,
+        rtol=rtol,
+        atol=atol,
+        allow=allow,
+    ).require()
+
+
+def _report(found: Comparison, frozen: Comparison | None, allowed: frozenset[str]) -> AccumulationReport:
+    decisive = found if frozen is None else frozen
+    findings = tuple(finding for finding in _findings(decisive) if finding.rule not in allowed)
+    told = [note for note in notes(decisive, told=bool(findings)) if note.rule not in allowed]
+    unjudged = any(note.rule == "not-judged" for note in told)
+    if frozen is not None and not found.agrees:
+        told.append(_statistics(frozen, judged=bool(findings)))
+        unjudged = True
+    plan = found.plan
+    return AccumulationReport(
+        CHECK,
+        findings,
+        tuple(told),
+        detail=tables(decisive) if findings else "",
+        judged=bool(findings) or not unjudged,
+        accumulation_steps=plan.accumulation_steps,
+        cycles=len(plan.groups),
+        diverged_at=next((gap.number for gap in decisive.gaps if not gap.agrees), None),
+        noise=decisive.noise,
+        data_form=plan.data_form,
+    )
+
+
+def _findings(comparison: Comparison) -> list[Finding]:
+    """Return what was found, causes before their consequences."""
+    found = [*timing_findings(comparison), *last_group(comparison)]
+    if not comparison.too_noisy:
+        gradients = list(gradient_findings(comparison)) if not found else []
+        found += gradients
+        found += state_findings(comparison, told=bool(found))
+    return found
+
+
+def _statistics(frozen: Comparison, *, judged: bool) -> Finding:
+    """Say which layers cannot be the same for a batch and for its micro-batches."""
+    names = [name or type(frozen.run.setup.model).__name__ for name in frozen.frozen.modules]
+    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    layers = shown or "batch_norm() called as a function"
+    plural = "s" if len(names) > 1 else ""
+    how = "with fixed statistics" if frozen.frozen.batch_norm else "in eval mode"
+    if judged:
+        return Finding(
+            "not-judged",
+            f"the layer{plural} {layers} ran {how} for this comparison: they use or move statistics in every forward "
+            "pass, which differ for a batch and for its micro-batches",
+            "",
+            "",
+        )
+    return Finding(
+        "not-judged",
+        f"the layer{plural} {layers} cannot be the same for a batch and for its micro-batches: what differs agrees when "
+        f"they run {how}, so that nothing else is wrong",
+        "they normalise by statistics of each micro-batch, or move them in every forward pass",
+        "train with GroupNorm or LayerNorm, or put these layers in eval mode (frozen statistics), to have accumulation "
+        "equal the full batch; or check the loop with such a model",
+    )

@@ -1,0 +1,158 @@
+"""The comparison: both runs, the loop's own noise, and what runs with fixed statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from tl_accum._differences import GroupGap, group_gap
+from tl_accum._plan import Plan
+from tl_accum._runs import Frozen, Run, Session, batch_norms, check_fresh
+from tl_accum._tolerance import Bounds
+from tl_accum._updates import updates
+from tl_accum._vectors import largest, minus
+from tl_telemetry import Piece
+
+# From this share of the gradients on, the loop's own noise leaves nothing to judge.
+TOO_NOISY = 0.5
+
+
+@dataclass
+class Comparison:
+    """Both runs, and where they differ.
+
+    Attributes:
+        session: runs the loop.
+        reference: the run over full batches.
+        run: the run over micro-batches.
+        gaps: of each group, what differs.
+        bounds: the tolerance that was used.
+        indices: the step index of each full batch.
+        frozen: what ran with fixed statistics.
+        noise: how far the loop lies from itself when it is repeated, relative to its gradients; 0 where it repeats.
+    """
+
+    session: Session
+    reference: Run
+    run: Run
+    gaps: list[GroupGap]
+    bounds: Bounds
+    indices: tuple[int, ...]
+    frozen: Frozen
+    noise: float = 0.0
+
+    @property
+    def plan(self) -> Plan:
+        return self.session.plan
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing that counts differs."""
+        return all(gap.agrees for gap in self.gaps)
+
+    @property
+    def too_noisy(self) -> bool:
+        """Whether the loop's own noise leaves nothing of the gradients to judge."""
+        return self.noise >= TOO_NOISY
+
+    @cached_property
+    def moved_in_forward(self) -> list[str]:
+        """Buffers that move in every forward pass, whether an update follows or not."""
+        buffers = {name for name, _ in self.run.setup.model.named_buffers()}
+        found: dict[str, None] = {}
+        for number, group in enumerate(self.run.groups):
+            places = {u.place for made in updates(self.run, group).values() for u in made}
+            for place, step in enumerate(group.steps):
+                for change in step.changed:
+                    name = ".".join(map(str, change.path))
+                    # in the group's other micro-batches no update moved anything
+                    if change.piece == Piece("weights") and name in buffers and place not in places:
+                        found[name] = None
+            if number and found:
+                break
+        return list(found)
+
+
+def compare(session: Session, bounds: Bounds) -> Comparison:
+    """Run both and compare them, again with the loop's own noise as a floor where it has some."""
+    plan = session.plan
+    indices = tuple(group.number for group in plan.groups)
+    found = _compared(session, bounds, indices, Frozen())
+    check_fresh(found.reference, found.run)
+    if not found.agrees and (other := _epoch_indices(found)) is not None:
+        again = _compared(session, bounds, other, Frozen())
+        if again.agrees:
+            return again
+    return found if found.agrees else _with_floor(found)
+
+
+def compare_frozen(found: Comparison) -> Comparison | None:
+    """Run both again with fixed statistics where the model has some that differ by nature; None where it has none."""
+    model = found.reference.setup.model
+    owners = tuple(dict.fromkeys(name.rpartition(".")[0] for name in found.moved_in_forward))
+    frozen = Frozen(found.reference.met.batch_norm or found.run.met.batch_norm, owners)
+    if not (frozen.batch_norm or frozen.modules):
+        return None
+    norms = batch_norms(model, owners)
+    frozen = replace(frozen, modules=tuple(dict.fromkeys([*owners, *norms])))
+    again = _compared(found.session, replace(found.bounds, floor={}), found.indices, frozen)
+    return again if again.agrees else _with_floor(again)
+
+
+def _compared(session: Session, bounds: Bounds, indices: Sequence[int], frozen: Frozen) -> Comparison:
+    reference = session.full(frozen=frozen, indices=indices)
+    low = max(reference.met.low, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+    bounds = replace(bounds, low=low)
+    gaps: list[GroupGap] = []
+
+    def matches(run: Run, number: int) -> bool:
+        gaps.append(group_gap(reference, run, number, bounds))
+        return gaps[-1].agrees
+
+    run = session.accumulated(frozen=frozen, reference=reference, matches=matches)
+    for number in range(len(gaps), len(run.groups)):
+        gaps.append(group_gap(reference, run, number, bounds))
+    return Comparison(session, reference, run, gaps, bounds, tuple(indices), frozen)
+
+
+def _epoch_indices(found: Comparison) -> tuple[int, ...] | None:
+    """Return the step index of each full batch by which an epoch ends where it ends for the micro-batches.
+
+    None unless the runs agree up to the first end of an epoch: a loop that steps a scheduler after the last batch of an
+    epoch knows it by its index.
+    """
+    plan = found.plan
+    first = next(gap.number for gap in found.gaps if not gap.agrees)
+    end = next((group.number for group in plan.groups if group.ends_epoch), None)
+    if end is None or first < end:
+        return None
+    return tuple(g.number if g.number < end else g.first + len(g.parts) - 1 for g in plan.groups)
+
+
+def _with_floor(found: Comparison) -> Comparison:
+    """Measure how far the full batches' run lies from itself, and compare again with that as the floor."""
+    session, plan = found.session, found.plan
+    floor: dict[str, float] = {}
+    relative = 0.0
+    drew = found.reference.drew or found.run.drew
+    until = next(gap.number for gap in found.gaps if not gap.agrees) + 1
+    for draws in (0, 1, 2) if drew else (0,):
+        other = session.full(frozen=found.frozen, indices=found.indices, draws=draws, until=until)
+        for number in range(until):
+            wanted = updates(found.reference, found.reference.groups[number])
+            made = updates(other, other.groups[number])
+            for name, ours in wanted.items():
+                for a, b in zip(ours, made.get(name, ()), strict=False):
+                    apart = minus(a.accumulated, b.accumulated)
+                    for parameter, value in apart.items():
+                        floor[parameter] = max(floor.get(parameter, 0.0), largest({parameter: value}))
+                    size = largest(a.accumulated)
+                    relative = max(relative, largest(apart) / size if size else 0.0)
+    if not any(floor.values()):
+        return found
+    again = _compared(session, replace(found.bounds, floor=floor), found.indices, found.frozen)
+    again.noise = relative
+    return again

@@ -1,0 +1,110 @@
+"""What is known of the first update whose gradients differ: the parts that they were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+from tl_accum._compare import Comparison
+from tl_accum._differences import GradientGap
+from tl_accum._plan import Group
+from tl_accum._updates import Change, Pass, added_in, changes, passes, updates
+from tl_accum._vectors import Vector, added, agrees, norm, only
+from tl_accum._words import shown
+
+
+class Context:
+    """One update whose gradients differ, with everything that can tell why.
+
+    Args:
+        comparison: both runs.
+        number: the group.
+        gap: how the gradients differ.
+    """
+
+    def __init__(self, comparison: Comparison, number: int, gap: GradientGap) -> None:
+        self.comparison = comparison
+        self.number = number
+        self.gap = gap
+        self.expected, self.got = gap.vectors
+        self.names = tuple(dict.fromkeys([*self.expected, *self.got]))
+        self.rtol = comparison.bounds.length(self.expected)
+
+    @property
+    def group(self) -> Group:
+        return self.comparison.plan.groups[self.number]
+
+    @property
+    def num_parts(self) -> int:
+        """How many micro-batches the group has."""
+        return len(self.group.parts)
+
+    @property
+    def hidden_by_clip(self) -> bool:
+        """Whether clipping makes the applied gradients agree."""
+        gap = self.gap
+        return gap.before_clipping and agrees(gap.got.applied, gap.expected.applied, self.rtol)
+
+    @cached_property
+    def passes(self) -> list[Pass]:
+        """The backward passes of the micro-batches that reached these parameters, up to the update."""
+        return self._passes(reference=False)
+
+    @cached_property
+    def reference_passes(self) -> list[Pass]:
+        """Those of the full batch."""
+        return self._passes(reference=True)
+
+    def _passes(self, *, reference: bool) -> list[Pass]:
+        run = self.comparison.reference if reference else self.comparison.run
+        wanted = set(self.names)
+        found = passes(run, run.groups[self.number])
+        for one in found:
+            one.added, one.before, one.after = (only(v, wanted) for v in (one.added, one.before, one.after))
+        return [one for one in found if norm(one.added)]
+
+    @cached_property
+    def increments(self) -> list[Vector]:
+        """What each micro-batch added to the gradients."""
+        return [added_in(self.passes, place, self.names) for place in range(self.num_parts)]
+
+    @cached_property
+    def total(self) -> Vector:
+        """The sum of what all micro-batches added."""
+        return added(self.increments)
+
+    @cached_property
+    def left_over(self) -> Vector:
+        """What lay in the gradients before the group's first backward pass."""
+        return self.passes[0].before if self.passes else {}
+
+    @cached_property
+    def changes(self) -> list[Change]:
+        """What changed the gradients between the micro-batches' passes."""
+        run = self.comparison.run
+        return changes(run, run.groups[self.number], self.names, self.num_parts - 1)
+
+    @cached_property
+    def singles(self) -> list[Vector]:
+        """The gradients that a step for one accumulation step makes of each micro-batch, from the same weights."""
+        found = []
+        for part in range(self.num_parts):
+            one = self.comparison.session.single(
+                frozen=self.comparison.frozen, indices=self.comparison.indices, number=self.number, part=part
+            )
+            made = updates(one, one.groups[-1]).get(self.gap.optimizer, [])
+            found.append(made[0].accumulated if made else {})
+        return found
+
+    def is_kept(self) -> bool:
+        """Tell whether the accumulated gradients are all that the micro-batches added, and nothing else."""
+        return self.same(self.total, self.got)
+
+    def same(self, a: Vector, b: Vector) -> bool:
+        """Tell whether two vectors are one, within tolerance."""
+        return agrees(a, b, self.rtol)
+
+
+    def shown(self, names: Iterable[str]) -> str:
+        """Return parameters in a few words."""
+        return shown(names, self.comparison.run)

@@ -1,0 +1,124 @@
+"""Rules about the gradients of an update: what they are made of, and what they should be made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from tl_accum._compare import Comparison
+from tl_accum._context import Context
+from tl_accum._rules.kept import clipped, edited, left_over, zeroed
+from tl_accum._rules.scale import mostly_scaled, pass_scaled, scaled
+from tl_accum._rules.terms import constant_term, coupled, mean_of_means
+from tl_accum._vectors import norm
+from tl_accum._words import cycle, number, optimizers, several
+from tl_core import Finding
+
+Cause = Callable[[Context], "Finding | None"]
+
+# What happened to the gradients before what they should have been: the first that fits is the cause.
+CAUSES: tuple[Cause, ...] = (
+    left_over,
+    zeroed,
+    clipped,
+    edited,
+    scaled,
+    pass_scaled,
+    constant_term,
+    mean_of_means,
+    mostly_scaled,
+    coupled,
+)
+
+
+def gradient_findings(comparison: Comparison) -> Iterator[Finding]:
+    """See updates whose gradients differ, and name what makes them differ."""
+    gap = next((gap for gap in comparison.gaps if gap.timing or gap.gradients), None)
+    if gap is None or gap.timing:  # the gradients that follow are those of other micro-batches
+        return
+    told: dict[tuple[str, str, str], list[tuple[str, Finding]]] = {}
+    seen: set[str] = set()
+    for one in gap.gradients:
+        if one.optimizer in seen:
+            continue
+        seen.add(one.optimizer)
+        finding = _cause(Context(comparison, gap.number, one))
+        told.setdefault((finding.rule, finding.cause, finding.fix), []).append((one.optimizer, finding))
+    for alike in told.values():
+        names = tuple(name for _, finding in alike for name in finding.parameters)
+        first = alike[0][1]
+        several_of = f" ({optimizers(name for name, _ in alike)})" if len(comparison.run.setup.optimizers) > 1 else ""
+        where = _where(comparison, gap.number)
+        yield replace(first, seen=f"{where}{several_of}: {first.seen}", parameters=names)
+
+
+def _where(comparison: Comparison, group: int) -> str:
+    return cycle(comparison.plan, comparison.plan.groups[group])
+
+
+def _cause(context: Context) -> Finding:
+    if not context.gap.before_clipping:
+        return _as_applied(context)
+    for cause in CAUSES:
+        if (finding := cause(context)) is not None:
+            return _with_clip(context, finding)
+    return _with_clip(context, _unknown(context))
+
+
+def _with_clip(context: Context, finding: Finding) -> Finding:
+    """Say it where clipping hides a difference from the weights."""
+    names = tuple(gap.name for gap in context.gap.parameters)
+    if context.hidden_by_clip and context.gap.expected.clips:
+        site = context.gap.expected.clips[0].site
+        finding = replace(
+            finding, seen=f"{finding.seen}; the clip at {site} hides it from the weights: after it, the gradients agree"
+        )
+    return replace(finding, parameters=names)
+
+
+def _as_applied(context: Context) -> Finding:
+    """See gradients that agree before clipping and differ as applied."""
+    expected, got = context.gap.expected, context.gap.got
+    a, b = norm(expected.applied), norm(got.applied)
+    names = tuple(gap.name for gap in context.gap.parameters)
+    figures = (
+        f"the gradients agree before clipping (norm {number(norm(expected.accumulated))}) and differ as applied: "
+        f"{number(b)} accumulated, {number(a)} with the full batch"
+    )
+    bounds = [sorted({clip.bound for clip in update.clips}) for update in (expected, got)]
+    if len(expected.clips) != len(got.clips):
+        more, fewer = ("the full batch", "accumulation") if len(expected.clips) > len(got.clips) else (
+            "accumulation",
+            "the full batch",
+        )
+        cause = (
+            f"with {more} they are clipped {several(max(len(expected.clips), len(got.clips)), 'time')} before the step, "
+            f"with {fewer} {several(min(len(expected.clips), len(got.clips)), 'time')}"
+        )
+        fix = "clip once, between the last backward() of a group and optimizer.step()"
+    elif bounds[0] != bounds[1]:
+        cause = f"the bound of the clip is {bounds[1][0]:g} with accumulation and {bounds[0][0]:g} with the full batch"
+        fix = "clip the accumulated gradients by the bound that is meant for the full batch's"
+    else:
+        cause = "something changes the gradients between the last backward() and optimizer.step(), in one of the two only"
+        fix = "look at what runs between the last backward() of a group and optimizer.step()"
+    return Finding("clip-differs", figures, cause, fix, parameters=names, evidence={"expected": a, "got": b})
+
+
+def _unknown(context: Context) -> Finding:
+    gaps = context.gap.parameters
+    worst = max(gaps, key=lambda gap: abs(gap.got - gap.expected) if gap.got == gap.got else 0.0)
+    a, b = norm(context.expected), norm(context.got)
+    kept = "they are all that the micro-batches' backward passes added" if context.is_kept() else (
+        f"the micro-batches' backward passes added a norm of {number(norm(context.total))}"
+    )
+    return Finding(
+        "gradients-differ",
+        f"the accumulated gradients differ in {context.shown(gap.name for gap in gaps)}: norm {number(b)} instead of "
+        f"{number(a)}; {worst.name} {number(worst.got)} instead of {number(worst.expected)}; {kept}",
+        "undecided: a part of the loss that is not divided, a step that does something else for other accumulation "
+        "steps, or a loss that is neither a mean nor a sum over examples",
+        "compare what the step does for make_step(1) and for more: each micro-batch's loss must be its share of the full "
+        "batch's",
+        evidence={"expected_norm": a, "norm": b},
+    )

@@ -1,0 +1,181 @@
+"""Rules about what else an update moves: schedulers, settings, weights, averages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tl_accum._compare import Comparison
+from tl_accum._differences import GroupGap, moving_places, scheduler_steps
+from tl_accum._updates import updates
+from tl_accum._words import cycle, number, places, several, shown
+from tl_core import Finding
+from tl_telemetry import Piece
+
+
+def state_findings(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
+    """See what differs beside the gradients.
+
+    Args:
+        comparison: both runs.
+        told: whether a finding about updates or gradients explains that weights, and what follows them, differ.
+    """
+    schedulers = list(_schedulers(comparison))
+    yield from schedulers
+    moved = list(_moved(comparison))
+    yield from moved
+    if not (told or schedulers):
+        yield from _settings(comparison)
+    yield from _state(comparison)
+    if not (told or moved):
+        yield from _weights(comparison)
+
+
+def _schedulers(comparison: Comparison) -> Iterator[Finding]:
+    plan = comparison.plan
+    for name in dict.fromkeys(name for gap in comparison.gaps for name in gap.schedulers):
+        gap = next(gap for gap in comparison.gaps if name in gap.schedulers)
+        wanted, made = (
+            scheduler_steps(run.groups[gap.number]).get(name, []) for run in (comparison.reference, comparison.run)
+        )
+        due, count = (sum(n for _, n in found) for found in (wanted, made))
+        parts = len(plan.groups[gap.number].parts)
+        kind = type(comparison.run.setup.schedulers.get(name)).__name__
+        where = f" in {places((place for place, _ in made), parts)}" if made else ""
+        if due and count == due * parts:
+            cause = "scheduler.step() is called in every micro-batch: warmup and decay run k times too fast"
+        elif not made:
+            cause = "scheduler.step() is not reached with accumulation"
+        elif count > due:
+            cause = "scheduler.step() is called in micro-batches that make no update"
+        else:
+            cause = "scheduler.step() is called in fewer updates than with full batches"
+        yield Finding(
+            "scheduler-steps",
+            f"scheduler {name!r} ({kind}) stepped {several(count, 'time')} in {cycle(plan, plan.groups[gap.number])}"
+            f"{where}, and {several(due, 'time')} with the full batch",
+            cause,
+            "call scheduler.step() after optimizer.step(), in the same branch",
+            evidence={"expected": due, "steps": count},
+        )
+
+
+def _moved(comparison: Comparison) -> Iterator[Finding]:
+    """See weights that move in micro-batches without an update."""
+    run, plan = comparison.run, comparison.plan
+    parameters = {name for name, _ in run.setup.model.named_parameters()}
+    for group, made in zip(plan.groups, run.groups, strict=True):
+        updating = {update.place for found in updates(run, made).values() for update in found}
+        hit: dict[int, set[str]] = {}
+        for place, step in enumerate(made.steps):
+            names = {".".join(map(str, c.path)) for c in step.changed if c.piece == Piece("weights")} & parameters
+            if names and place not in updating and not _skipped(step.record.events):
+                hit[place] = names
+        if hit:
+            names = sorted(set().union(*hit.values()))
+            yield Finding(
+                "moved-per-micro-batch",
+                f"{shown(names, run)} changed in {places(hit, len(made.steps))} of {cycle(plan, group)}, in which no "
+                "optimizer stepped",
+                "the step changes the weights itself (a decay by hand, a clamp, an update by hand) in every "
+                "micro-batch, and not once an update",
+                "do it where the optimizer steps, in the same branch",
+                parameters=tuple(names),
+                evidence={"micro_batches": tuple(hit)},
+            )
+            return
+
+
+def _skipped(events: tuple[object, ...]) -> bool:
+    return any(getattr(event, "kind", "") == "optimizer_step" for event in events)
+
+
+def _settings(comparison: Comparison) -> Iterator[Finding]:
+    gap = next((gap for gap in comparison.gaps if gap.settings), None)
+    if gap is None:
+        return
+    plan, run = comparison.plan, comparison.run
+    first = gap.settings[0]
+    place = "".join(f"[{key!r}]" if isinstance(key, str) else f" group {key}" for key in first.path)
+    step = next((d for s in run.groups[gap.number].steps for d in s.changed if d.piece.kind == "param groups"), None)
+    moving = [
+        place_
+        for place_, one in enumerate(run.groups[gap.number].steps)
+        if any(change.piece == first.piece and change.path == first.path for change in one.changed)
+    ]
+    last = len(run.groups[gap.number].steps) - 1
+    if any(place_ != last for place_ in moving):
+        cause = f"it is set by hand in {places(moving, last + 1)}: a schedule that counts micro-batches, not updates"
+        fix = "compute it from the number of updates (setup.step_index // k), and set it once an update"
+    elif step is None and gap.number == 0:
+        cause = "make_step sets it by the accumulation steps, or another value for other ones"
+        fix = "use the settings that the full batch is trained with"
+    else:
+        cause = "undecided: it is computed from the step's index, or from the accumulation steps"
+        fix = "compute it from the number of updates (setup.step_index // k)"
+    yield Finding(
+        "settings-differ",
+        f"optimizer {first.piece.name!r}{place} is {first.shown_b} after {cycle(plan, plan.groups[gap.number])}, and "
+        f"{first.shown_a} with full batches"
+        + (f"; {len(gap.settings) - 1} more settings differ" if len(gap.settings) > 1 else ""),
+        cause,
+        fix,
+        evidence={"expected": first.plain_a, "got": first.plain_b},
+    )
+
+
+def _state(comparison: Comparison) -> Iterator[Finding]:
+    plan = comparison.plan
+    for piece in dict.fromkeys(piece for gap in comparison.gaps for piece, _ in gap.state):
+        gap = next(gap for gap in comparison.gaps if any(p == piece for p, _ in gap.state))
+        wanted, made = (
+            moving_places(run.groups[gap.number], piece) for run in (comparison.reference, comparison.run)
+        )
+        held = [one for p, one in gap.state if p == piece]
+        parts = len(plan.groups[gap.number].parts)
+        entry = _entry(comparison, piece)
+        if made:
+            seen = f"{entry} moved in {places(made, parts)} of {cycle(plan, plan.groups[gap.number])}"
+            cause = (
+                "it is updated in every micro-batch instead of after each update: an average then has a horizon "
+                f"that is {parts} times shorter"
+                if len(made) == parts
+                else "it is updated in micro-batches that make no update"
+            )
+        else:
+            seen = f"{entry} did not move in {cycle(plan, plan.groups[gap.number])}"
+            cause = "it is not updated with accumulation"
+        worst = held[0]
+        yield Finding(
+            "state-per-micro-batch",
+            f"{seen}, and {several(len(wanted), 'time')} with the full batch; {worst.name} moved by {number(worst.got)} "
+            f"instead of {number(worst.expected)}",
+            cause,
+            "update it after optimizer.step(), in the same branch",
+            evidence={"micro_batches": tuple(made)},
+        )
+
+
+def _entry(comparison: Comparison, piece: Piece) -> str:
+    setup = comparison.run.setup
+    if piece.kind == "state":
+        return f"setup.state[{piece.name!r}] ({type(setup.state.get(piece.name)).__name__})"
+    return f"setup.{piece.name}" if piece.kind == "attribute" else piece.name
+
+
+def _weights(comparison: Comparison) -> Iterator[Finding]:
+    """See weights that move otherwise although the gradients agree."""
+    gap: GroupGap | None = next((gap for gap in comparison.gaps if gap.weights), None)
+    if gap is None or gap.settings or gap.gradients or gap.timing:
+        return
+    worst = gap.weights[0]
+    names = tuple(one.name for one in gap.weights)
+    yield Finding(
+        "weights-differ",
+        f"{shown(names, comparison.run)} moved otherwise in {cycle(comparison.plan, comparison.plan.groups[gap.number])} "
+        f"than with the full batch, although the applied gradients agree: {worst.name} by {number(worst.got)} instead "
+        f"of {number(worst.expected)}",
+        "undecided: something beside the optimizers changes the weights, or an optimizer of one's own counts calls",
+        "look at what the step does to the weights for make_step(1) and for more",
+        parameters=names,
+        evidence={"expected": worst.expected, "got": worst.got},
+    )

@@ -1,0 +1,132 @@
+"""Rules about losses whose micro-batches do not add up to the full batch's."""
+
+from __future__ import annotations
+
+import torch
+
+from tl_accum._context import Context
+from tl_accum._counts import candidates
+from tl_accum._differences import tensors_of
+from tl_accum._vectors import Vector, added, made_of, norm, only, ratio
+from tl_accum._words import number
+from tl_core import Finding
+from tl_telemetry import Piece
+
+
+def constant_term(context: Context) -> Finding | None:
+    """See a term of the loss that does not depend on the data and is added in every micro-batch, undivided."""
+    parts = context.num_parts
+    if not context.is_kept() or not context.singles:
+        return None
+    # what a step for one accumulation step makes of a micro-batch holds the term once, and so does the accumulated
+    # step: mine = single / k + (1 - 1 / k) * term
+    rest = 1.0 - 1.0 / parts
+    terms = [
+        added([mine, single], [1.0 / rest, -1.0 / parts / rest])
+        for mine, single in zip(context.increments, context.singles, strict=True)
+    ]
+    term = added(terms, [1.0 / parts] * parts)
+    size = norm(term)
+    if size <= context.rtol * norm(context.expected):
+        return None
+    if any(norm(added([one, term], [1.0, -1.0])) > 10 * context.rtol * size for one in terms):
+        return None
+    if not context.same(added([context.expected, term], [1.0, float(parts - 1)]), context.got):
+        return None
+    what = _penalty(context, term)
+    reached = [name for name, value in term.items() if float(value.abs().max()) > context.rtol * 1e-3 * size]
+    return Finding(
+        "constant-term",
+        f"the accumulated gradients hold {parts} times a term that the full batch's hold once: it is the same in every "
+        f"micro-batch (norm {number(size)}, in {context.shown(reached)}), so that the norm is "
+        f"{number(norm(context.got))} instead of {number(norm(context.expected))}",
+        f"a term of the loss that does not depend on the data{what} is added to each micro-batch's loss after that is "
+        f"divided by {parts}",
+        "divide the whole loss by k, the term included; or add the term in one micro-batch of the group",
+        evidence={"term_norm": size},
+    )
+
+
+def _penalty(context: Context, term: Vector) -> str:
+    """Say which penalty on the weights a term is, where its gradient shows it."""
+    run = context.comparison.run
+    held = tensors_of(run.groups[context.number].start, Piece("weights"))
+    names = [name for name, value in term.items() if name in held and norm({name: value}) > 0.0]
+    weights, own = only(held, names), only(term, names)
+    if not names or any(weights[name].shape != own[name].shape for name in names):
+        return ""
+    if (factor := ratio(own, weights, 1e-3)) is not None:
+        return f" (its gradient is {number(factor)} times the weights: an L2 penalty)"
+    signs = {name: torch.sign(value) for name, value in weights.items()}
+    if (factor := ratio(own, signs, 1e-3)) is not None:
+        return f" (its gradient is {number(factor)} times the weights' signs: an L1 penalty)"
+    return ""
+
+
+def mean_of_means(context: Context) -> Finding | None:
+    """See means over numbers of elements that differ between micro-batches."""
+    if not context.is_kept() or not _is_share(context):
+        return None
+    parts = context.num_parts
+    for counts in candidates(context.group.parts):
+        total = sum(counts.numbers)
+        weights = [count / total for count in counts.numbers]
+        if context.same(added(context.singles, weights), context.expected):
+            listed = ", ".join(f"{count:g}" for count in counts.numbers)
+            return Finding(
+                "mean-of-means",
+                f"each micro-batch weighs 1/{parts} in the accumulated gradients, and by its count of elements in the "
+                f"full batch's: {listed} ({counts.what}); the norm is {number(norm(context.got))} instead of "
+                f"{number(norm(context.expected))}",
+                "each micro-batch's loss is a mean over its own number of elements that count (tokens, mask), and these "
+                "means are averaged: elements of micro-batches with few of them weigh too much",
+                "sum the loss, and divide by the total number of elements of the whole group, counted before the first "
+                "micro-batch",
+                evidence={"counts": counts.numbers},
+            )
+    weights = made_of(context.expected, context.singles, context.rtol)
+    if weights is None:
+        return None
+    listed = ", ".join(number(weight) for weight in weights)
+    return Finding(
+        "mean-of-means",
+        f"each micro-batch weighs 1/{parts} in the accumulated gradients, and {listed} in the full batch's; the norm is "
+        f"{number(norm(context.got))} instead of {number(norm(context.expected))}",
+        "each micro-batch's loss is normalised by something of its own (a count of elements, a sum of weights), and not "
+        "by the whole group's: no tensor of the batch was found whose counts are these shares",
+        "normalise by the total over the whole group, computed before its first micro-batch",
+        evidence={"weights": tuple(weights)},
+    )
+
+
+def coupled(context: Context) -> Finding | None:
+    """See losses that couple the examples of a batch, so that no weighing of micro-batches gives the full batch's."""
+    if not context.is_kept() or not _is_share(context) or context.comparison.noise:
+        return None
+    if made_of(context.expected, [*context.singles], context.rtol) is not None or not _determined(context):
+        return None
+    return Finding(
+        "coupled-samples",
+        f"no weighing of the {context.num_parts} micro-batches' gradients gives the full batch's (norm "
+        f"{number(norm(context.expected))}; accumulated {number(norm(context.got))})",
+        "the loss, or a layer, couples the examples of a batch: negatives within the batch (contrastive losses), "
+        "statistics or a ranking over the batch. More examples then mean another loss, and accumulation cannot "
+        "reproduce it",
+        "gather what the examples are compared with over the whole group (a memory bank, cached embeddings), or accept "
+        'micro-batches as the batch size of this loss: allow=["coupled-samples"]',
+    )
+
+
+def _is_share(context: Context) -> bool:
+    """Tell whether each micro-batch adds one k-th of what a step for one accumulation step makes of it."""
+    if not context.singles:
+        return False
+    share = 1.0 / context.num_parts
+    pairs = zip(context.increments, context.singles, strict=True)
+    return all(context.same(mine, added([single], [share])) for mine, single in pairs)
+
+
+def _determined(context: Context) -> bool:
+    # more elements than unknowns, and micro-batches that are not alike: else everything would fit
+    elements = sum(value.numel() for value in context.expected.values())
+    return elements > 2 * context.num_parts

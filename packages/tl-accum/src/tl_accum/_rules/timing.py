@@ -1,0 +1,186 @@
+"""Rules about when optimizers step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from tl_accum._compare import Comparison
+from tl_accum._updates import updates
+from tl_accum._words import cycle, optimizers, places, several
+from tl_core import Finding
+
+
+@dataclass
+class Steps:
+    """When one optimizer stepped.
+
+    Attributes:
+        comparison: both runs.
+        optimizer: its name.
+    """
+
+    comparison: Comparison
+    optimizer: str
+
+    @cached_property
+    def wanted(self) -> list[int]:
+        """How often it stepped with each full batch."""
+        run = self.comparison.reference
+        return [len(updates(run, group).get(self.optimizer, ())) for group in run.groups]
+
+    @cached_property
+    def made(self) -> list[list[int]]:
+        """Of each group, the micro-batches in which it stepped."""
+        run = self.comparison.run
+        return [[u.place for u in updates(run, group).get(self.optimizer, ())] for group in run.groups]
+
+    @cached_property
+    def indices(self) -> list[int]:
+        """The step indices at which it stepped."""
+        groups = self.comparison.plan.groups
+        return [g.first + place for g, made in zip(groups, self.made, strict=True) for place in made]
+
+    @property
+    def period(self) -> int | None:
+        """How many micro-batches lie between its steps, where that is always the same; None else."""
+        distances = {b - a for a, b in zip(self.indices, self.indices[1:], strict=False)}
+        return distances.pop() if len(distances) == 1 else None
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it steps after every ``k`` micro-batches, whatever epoch they belong to."""
+        k = self.comparison.plan.accumulation_steps
+        return bool(self.indices) and all((index + 1) % k == 0 for index in self.indices)
+
+
+def all_steps(comparison: Comparison) -> list[Steps]:
+    """Return when each optimizer stepped."""
+    names = dict.fromkeys(
+        name
+        for run in (comparison.reference, comparison.run)
+        for group in run.groups
+        for name in updates(run, group)
+    )
+    return [Steps(comparison, name) for name in dict.fromkeys([*comparison.run.setup.optimizers, *names])]
+
+
+def check_reference(comparison: Comparison) -> None:
+    """Raise the error of a ``make_step`` whose step for one accumulation step makes no updates.
+
+    Raises:
+        ValueError: there is nothing to compare with.
+    """
+    found = all_steps(comparison)
+    made = sum(len(steps.indices) for steps in found)
+    if made and not any(any(steps.wanted) for steps in found):
+        k = comparison.plan.accumulation_steps
+        calls = several(len(comparison.reference.groups), "call")
+        raise ValueError(
+            f"make_step(1) must return a step that updates in every call: it made no update in {calls}, while "
+            f"make_step({k})'s made {made} in {sum(len(g.parts) for g in comparison.plan.groups)}. make_step ignores "
+            "its argument, or reads the accumulation steps from somewhere else"
+        )
+
+
+def timing_findings(comparison: Comparison) -> Iterator[Finding]:
+    """See updates that come too early, too often, or not at all."""
+    found = all_steps(comparison)
+    if not any(any(steps.wanted) or steps.indices for steps in found):
+        yield _never(comparison, [steps.optimizer for steps in found], both=True)
+        return
+    idle = [steps.optimizer for steps in found if any(steps.wanted) and not steps.indices]
+    if idle:
+        yield _never(comparison, idle, both=False)
+    told: dict[tuple[str, ...], list[str]] = {}
+    for steps in found:
+        if steps.optimizer not in idle and (text := _timing(steps)) is not None:
+            told.setdefault(text, []).append(steps.optimizer)
+    for (rule, seen, cause, fix), names in told.items():
+        yield Finding(rule, f"{optimizers(names)} {seen}", cause, fix, evidence={"optimizers": tuple(names)})
+
+
+def _never(comparison: Comparison, names: list[str], *, both: bool) -> Finding:
+    k = comparison.plan.accumulation_steps
+    parts = sum(len(group.parts) for group in comparison.plan.groups)
+    full = several(len(comparison.plan.groups), "full batch")
+    if both:
+        seen = f"no optimizer stepped: not in {full} with make_step(1), nor in {parts} micro-batches with make_step({k})"
+        cause = "the condition under which the step updates is never true, whatever the accumulation steps"
+    else:
+        seen = f"{optimizers(names)} never stepped in {parts} micro-batches with make_step({k}), but in {full} with make_step(1)"
+        cause = f"the condition under which the step updates is never true for {k} accumulation steps"
+    return Finding(
+        "never-updates",
+        seen,
+        cause,
+        f"update after each {k}th micro-batch: `if (setup.step_index + 1) % k == 0`",
+        evidence={"micro_batches": parts},
+    )
+
+
+def _timing(steps: Steps) -> tuple[str, str, str, str] | None:
+    """Return (rule, seen, cause, fix) for one optimizer whose steps are not one for one at the end of a group."""
+    plan = steps.comparison.plan
+    k = plan.accumulation_steps
+    groups = [g for g in plan.groups if not g.incomplete]
+    rows = [(g, steps.wanted[g.number], steps.made[g.number]) for g in groups]
+    # what follows an epoch whose last group was carried over is told by a rule of its own
+    if any(g.incomplete for g in plan.groups) and steps.is_stream:
+        return None
+    condition = "look at the condition: `(setup.step_index + 1) % k == 0` is true after the last micro-batch of a group"
+    early = [(g, made) for g, _, made in rows if any(place < k - 1 for place in made)]
+    if early:
+        group, made = early[0]
+        total = sum(steps.wanted)
+        counted = f"{several(len(steps.indices), 'update')} where {total} {'is' if total == 1 else 'are'} due"
+        if all(made == list(range(k)) for _, _, made in rows):
+            return (
+                "premature-update",
+                f"stepped in every micro-batch: {counted} (make_step({k}))",
+                "the step updates in each call: its condition does not count micro-batches, or not with k",
+                f"{condition}, with the k that make_step was given",
+            )
+        only = {tuple(made) for _, _, made in rows}
+        if len(only) == 1 and len(made) == 1:
+            first = f"after micro-batch {made[0] + 1} of {k}, in each of {several(len(rows), 'cycle')}"
+            return (
+                "premature-update",
+                f"stepped before the last micro-batch: {first}",
+                f"the condition is off: it is true {several(k - 1 - made[0], 'micro-batch')} too early, so that each update "
+                "uses the rest of the group before it (the first one only a part of its own)",
+                f"{condition}, `setup.step_index % k == 0` after the first",
+            )
+        every = f", one in every {steps.period} micro-batches" if steps.period else ""
+        return (
+            "premature-update",
+            f"stepped before the last micro-batch of {cycle(plan, group)}: in {places(made, k)} ({counted}{every})",
+            f"its condition counts to {steps.period} instead of {k}"
+            if steps.period
+            else "its condition does not count the micro-batches of a group",
+            f"{condition}, with the k that make_step was given",
+        )
+    late = [g for g, wanted, made in rows if wanted and not made]
+    if late:
+        period = steps.indices[0] + 1
+        every = f"; it stepped after {period} micro-batches instead" if period > k else ""
+        return (
+            "missing-update",
+            f"made no update in {cycle(plan, late[0])}, but one with the full batch{every}",
+            f"its condition counts to {period} instead of {k}"
+            if period > k and not period % k
+            else "undecided: its condition counts something else than micro-batches, or another condition keeps it from "
+            "stepping",
+            f"{condition}, with the k that make_step was given",
+        )
+    more = [(g, wanted, made) for g, wanted, made in rows if len(made) != wanted]
+    if more:
+        group, wanted, made = more[0]
+        return (
+            "extra-update" if len(made) > wanted else "missing-update",
+            f"made {several(len(made), 'update')} in {cycle(plan, group)}, and {wanted} with the full batch",
+            "undecided: a second call of step() in the same micro-batch, or one that only make_step(1)'s step makes",
+            "step once after the last micro-batch of a group",
+        )
+    return None

@@ -1,0 +1,265 @@
+"""The runs: one step a full batch, and one step a micro-batch, from identical fresh setups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from tl_accum._plan import Group, Plan, Step
+from tl_accum._switch import Met, switched
+from tl_core import TrainingSetup, build_setup, noted, preserve_rng, seed_everything
+from tl_telemetry import (
+    GradientAct,
+    GradientLog,
+    Outside,
+    Piece,
+    StateCapture,
+    StateDifference,
+    StepRecord,
+    TrainingRun,
+    capture_state,
+    compare_captures,
+    observe,
+    put_back,
+)
+
+
+@dataclass
+class MicroStep:
+    """One call of a step.
+
+    Attributes:
+        index: ``setup.step_index`` in it.
+        record: what was observed.
+        acts: the gradients around each backward pass, clip and optimizer step.
+        changed: what of the setup's state the call changed; gradients are left out.
+        scale: the loss scale before it; 1 without a GradScaler.
+    """
+
+    index: int
+    record: StepRecord
+    acts: list[GradientAct]
+    changed: list[StateDifference]
+    scale: float
+
+
+@dataclass
+class GroupRun:
+    """The calls of one group.
+
+    Attributes:
+        steps: the calls, one a micro-batch (one in all for a full batch).
+        start: the state before the first one.
+        end: the state after the last one.
+    """
+
+    steps: list[MicroStep]
+    start: StateCapture
+    end: StateCapture
+
+
+@dataclass
+class Run:
+    """One run over all groups.
+
+    Attributes:
+        setup: the setup, as the run left it.
+        training: what was observed.
+        met: what the switch met.
+        groups: the groups, in order.
+        drew: whether steps drew random numbers.
+    """
+
+    setup: TrainingSetup
+    training: TrainingRun
+    met: Met = field(default_factory=Met)
+    groups: list[GroupRun] = field(default_factory=list)
+
+    def name(self, index: int) -> str:
+        """Return the name of a followed parameter."""
+        return self.training.facts.tensors.name(index)
+
+    @property
+    def drew(self) -> bool:
+        changes = (change for group in self.groups for step in group.steps for change in step.changed)
+        return any(change.piece.kind == "rng" or change.kind == "generator" for change in changes)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """What runs with fixed statistics, to see whether something else differs too.
+
+    Attributes:
+        batch_norm: whether batch statistics are replaced by fixed ones.
+        modules: names of the modules that run in eval mode.
+    """
+
+    batch_norm: bool = False
+    modules: tuple[str, ...] = ()
+
+
+Match = Callable[[Run, int], bool]
+
+
+class Session:
+    """Runs the person's loop, each time as a new process would.
+
+    Args:
+        plan: what is run.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        steps = [plan.new_step(1), plan.new_step(plan.accumulation_steps)]
+        self._outside = Outside([plan.make_setup, plan.make_step, *steps])
+
+    def close(self) -> None:
+        """Set what lies outside of the setup back to what it was."""
+        self._outside.reset()
+
+    def full(self, *, frozen: Frozen, indices: Sequence[int], draws: int = 0, until: int | None = None) -> Run:
+        """Run one step a full batch, each from zeroed gradients.
+
+        Args:
+            frozen: what runs with fixed statistics.
+            indices: the step index of each group.
+            draws: which random numbers the steps get; other ones for another number.
+            until: the number of groups; None runs all.
+        """
+        with self._fresh(1, frozen, "full batches") as (run, step, log):
+            for group in self.plan.groups[:until]:
+                _clear_gradients(run.setup)
+                self._group(run, step, log, group, [(indices[group.number], group.full)], draws)
+        return run
+
+    def accumulated(self, *, frozen: Frozen, reference: Run, matches: Match) -> Run:
+        """Run one step a micro-batch.
+
+        Args:
+            frozen: what runs with fixed statistics.
+            reference: the run over full batches.
+            matches: tells, after a group, whether it agrees with the reference so far; the next group then starts
+                from the reference's weights, so that rounding does not add up.
+        """
+        with self._fresh(self.plan.accumulation_steps, frozen, "micro-batches") as (run, step, log):
+            agreed = True
+            for group in self.plan.groups:
+                calls = [(group.first + place, part) for place, part in enumerate(group.parts)]
+                self._group(run, step, log, group, calls, 0)
+                agreed = agreed and matches(run, group.number)
+                if agreed:
+                    _take_over(reference.groups[group.number].end, run.setup)
+        return run
+
+    def single(self, *, frozen: Frozen, indices: Sequence[int], number: int, part: int) -> Run:
+        """Run the full batches before a group, and then one step on one micro-batch of it, as if it were a full one."""
+        with self._fresh(1, frozen, "full batches") as (run, step, log):
+            for group in self.plan.groups[:number]:
+                _clear_gradients(run.setup)
+                self._group(run, step, log, group, [(indices[group.number], group.full)], 0)
+            group = self.plan.groups[number]
+            _clear_gradients(run.setup)
+            self._group(run, step, log, group, [(indices[number], group.parts[part])], 0)
+        return run
+
+    @contextmanager
+    def _fresh(self, accumulation_steps: int, frozen: Frozen, what: str) -> Iterator[tuple[Run, Step, GradientLog]]:
+        plan = self.plan
+        self._outside.reset()
+        log = GradientLog()
+        with preserve_rng():
+            seed_everything(plan.seed)
+            step = plan.new_step(accumulation_steps)
+            setup = build_setup(plan.make_setup, plan.device)
+            with observe(setup, track_updates=False, gradients=log) as training:
+                run = Run(setup, training)
+                modules = dict(setup.model.named_modules())
+                held = tuple(modules[name] for name in frozen.modules if name in modules)
+                with switched(
+                    run.met, no_dropout=plan.disable_dropout, frozen=held, fixed=frozen.batch_norm
+                ), noted(f"raised in the run over {what}"):
+                    yield run, step, log
+
+    def _group(
+        self, run: Run, step: Step, log: GradientLog, group: Group, calls: Sequence[tuple[int, Any]], draws: int
+    ) -> None:
+        setup = run.setup
+        # one dropout by hand then draws the same for a full batch and for its micro-batches
+        seed_everything((self.plan.seed + 7919 * (group.number + 1) + 104729 * draws) % 2**32)
+        start = now = capture_state(setup)
+        steps = []
+        for place, (index, part) in enumerate(calls):
+            setup.step_index = index
+            batch = self.plan.fresh(part)
+            scale = loss_scale(setup)
+            with run.training.step(batch) as current, noted(_where(index, place, calls, group)):
+                current.loss = step(setup, batch)
+            after = capture_state(setup)
+            changed = [d for d in compare_captures(now, after) if d.piece.kind != "gradients"]
+            steps.append(MicroStep(index, run.training.records[-1], log.acts, changed, scale))
+            log.acts, now = [], after
+        run.groups.append(GroupRun(steps, start, now))
+
+
+def _where(index: int, place: int, calls: Sequence[Any], group: Group) -> str:
+    part = f", micro-batch {place + 1} of {len(calls)}" if len(calls) > 1 else ""
+    return f"raised in cycle {group.number + 1}{part} (step_index {index})"
+
+
+def loss_scale(setup: TrainingSetup) -> float:
+    """Return the scale of the setup's GradScaler; 1 without an enabled one."""
+    scaler = setup.scaler
+    return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
+
+
+def _clear_gradients(setup: TrainingSetup) -> None:
+    held = (p for optimizer in setup.optimizers.values() for group in optimizer.param_groups for p in group["params"])
+    for parameter in (*setup.model.parameters(), *held):
+        parameter.grad = None
+
+
+def _take_over(capture: StateCapture, setup: TrainingSetup) -> None:
+    put_back(capture, setup, [piece for piece in capture.pieces if piece.kind in ("weights", "optimizer state")])
+
+
+def check_fresh(a: Run, b: Run) -> None:
+    """Raise the error of a ``make_setup`` that builds another setup in its second call.
+
+    Raises:
+        ValueError: weights, optimizer state or settings differ; the message names the first difference.
+    """
+    kinds = ("weights", "trainable", "optimizer state", "param groups")
+    found = [d for d in compare_captures(a.groups[0].start, b.groups[0].start) if d.piece.kind in kinds]
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise ValueError(
+            f"make_setup() built another setup in its second call, under the same seed: {found[0]}{more}. Build it anew "
+            "each time, with random numbers from the global generators of torch, numpy or python, which are seeded "
+            "before each call"
+        )
+
+
+def batch_norms(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Return the names of the modules that normalise by the statistics of the batch, of those and all in training."""
+    kinds = (nn.modules.batchnorm._BatchNorm,)
+    known = set(names)
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, kinds) and (name in known or (module.training and module.running_mean is None))
+    ]
+
+
+def update_pieces(capture: StateCapture, kind: str) -> list[Piece]:
+    """Return the pieces of one kind."""
+    return [piece for piece in capture.pieces if piece.kind == kind]
+
+
+def is_low(dtype: torch.dtype) -> bool:
+    """Tell whether results of a dtype are coarser than single precision."""
+    return dtype in (torch.float16, torch.bfloat16)

@@ -1,0 +1,172 @@
+"""Switches off, while a step runs, what cannot be the same for a batch and for its micro-batches."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+# Functions with a flag that makes them random, and the value that makes them plain.
+_DROPOUTS = {
+    getattr(F, name): ("training", False)
+    for name in (
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "alpha_dropout",
+        "feature_alpha_dropout",
+        "rrelu",
+    )
+}
+_DROPOUTS[F.scaled_dot_product_attention] = ("dropout_p", 0.0)
+_DROPOUTS[F.multi_head_attention_forward] = ("dropout_p", 0.0)
+
+# The same of torch's own functions, by the place of the argument.
+_TORCH_DROPOUTS = {
+    getattr(torch, name): (2, False)
+    for name in (
+        "dropout",
+        "dropout_",
+        "alpha_dropout",
+        "alpha_dropout_",
+        "feature_dropout",
+        "feature_dropout_",
+        "feature_alpha_dropout",
+        "feature_alpha_dropout_",
+    )
+}
+_RNNS = frozenset(getattr(torch, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Met:
+    """What was met while steps ran.
+
+    Attributes:
+        dropped: whether dropout was switched off somewhere.
+        batch_norm: whether a normalisation by the statistics of the batch ran.
+        low: the low-precision dtypes of results.
+    """
+
+    dropped: bool = False
+    batch_norm: bool = False
+    low: set[torch.dtype] = field(default_factory=set)
+
+
+class Switch(TorchFunctionMode):
+    """Turns dropout off, and batch statistics to fixed ones, whatever calls them.
+
+    Modules call the same functions of torch, so that one place sees them all; nothing is changed in the modules.
+    """
+
+    def __init__(self, met: Met, *, no_dropout: bool, fixed_statistics: bool) -> None:
+        super().__init__()
+        self._met = met
+        self._no_dropout = no_dropout
+        self._fixed = fixed_statistics
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._no_dropout:
+            args, kwargs = self._without_dropout(func, args, kwargs)
+        if func is F.batch_norm:
+            kwargs = self._batch_norm(args, kwargs)
+            args = ()
+        if func is Tensor.backward:  # runs code of the person's: hooks, and forward passes again under checkpointing
+            with self:
+                return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and result.dtype in _LOW_PRECISION:
+            self._met.low.add(result.dtype)
+        return result
+
+    def _without_dropout(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if func in _DROPOUTS:
+            name, value = _DROPOUTS[func]
+            kwargs = _bound(func, args, kwargs)
+            self._met.dropped = self._met.dropped or bool(kwargs.get(name))
+            return (), {**kwargs, name: value}
+        if func in _TORCH_DROPOUTS:
+            place, value = _TORCH_DROPOUTS[func]
+            if len(args) > place:
+                self._met.dropped = self._met.dropped or bool(args[place])
+                return (*args[:place], value, *args[place + 1 :]), kwargs
+            self._met.dropped = self._met.dropped or bool(kwargs.get("train"))
+            return args, {**kwargs, "train": value}
+        if func in _RNNS:
+            # (input, hx, weights, biases, num_layers, dropout, ...), packed (data, batch_sizes, hx, weights, ...)
+            place = 5 if isinstance(args[3], bool) else 6
+            self._met.dropped = self._met.dropped or args[place] > 0.0
+            return (*args[:place], 0.0, *args[place + 1 :]), kwargs
+        return args, kwargs
+
+    def _batch_norm(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        given = _bound(F.batch_norm, args, kwargs)
+        if not given.get("training", False):
+            return given
+        self._met.batch_norm = True
+        if self._fixed:
+            given["training"] = False
+            if given.get("running_mean") is None:
+                channels = given["input"].shape[1]
+                given["running_mean"] = given["input"].new_zeros(channels, dtype=torch.float32)
+                given["running_var"] = given["input"].new_ones(channels, dtype=torch.float32)
+        return given
+
+
+_signatures: dict[Any, inspect.Signature] = {}
+
+
+def _bound(func: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return all arguments of a call by name."""
+    if func is F.scaled_dot_product_attention:  # a builtin without a signature
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+    signature = _signatures.get(func)
+    if signature is None:
+        signature = _signatures[func] = inspect.signature(func)
+    return dict(signature.bind(*args, **kwargs).arguments)
+
+
+@contextmanager
+def switched(met: Met, *, no_dropout: bool, frozen: tuple[nn.Module, ...] = (), fixed: bool = False) -> Iterator[None]:
+    """Run steps without dropout and, where asked, with fixed batch statistics and some modules in eval mode.
+
+    Args:
+        met: what was met is noted there.
+        no_dropout: whether dropout is off.
+        frozen: modules that run in eval mode, whatever mode the step puts them in.
+        fixed: whether batch statistics are replaced by fixed ones.
+    """
+    with ExitStack() as stack:
+        for module in frozen:
+            before, after = _in_eval_mode(module)
+            # before the hooks of a spectral norm, which look at the mode too
+            stack.callback(module.register_forward_pre_hook(before, prepend=True).remove)
+            stack.callback(module.register_forward_hook(after, always_call=True).remove)
+        # compiled code would have to be compiled again for these calls
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(Switch(met, no_dropout=no_dropout, fixed_statistics=fixed))
+        yield
+
+
+def _in_eval_mode(module: nn.Module) -> tuple[Callable[..., None], Callable[..., None]]:
+    modes: list[bool] = []
+
+    def before(_module: nn.Module, _args: Any) -> None:
+        modes.append(module.training)
+        module.training = False
+
+    def after(_module: nn.Module, _args: Any, _output: Any) -> None:
+        module.training = modes.pop()
+
+    return before, after
