@@ -40,6 +40,11 @@ class Evidence:
         return dict(self.facts.recorder.scaling.scalers)
 
     @property
+    def stranger_scalers(self) -> frozenset[str]:
+        """The names of scalers that acted in the loop and that the setup does not hold."""
+        return frozenset(self.facts.recorder.scaling.scalers.strangers)
+
+    @property
     def autocast(self) -> frozenset[torch.dtype]:
         """The dtypes of autocast around forward passes that a backward pass followed, in the first steps."""
         return frozenset(self.facts.recorder.forward.autocast)

@@ -6,16 +6,19 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules import module as nn_module
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tl_core import Batches, TrainingSetup, build_setup, preserve_rng, seed_everything
 from tl_telemetry._sites import calling_site, in_this_package, in_torch, shown_site
+from tl_telemetry._tensors import shown_name
 
 # Make infinities or uninitialised memory on purpose, out of nothing or out of a mask.
 _INNOCENT = re.compile(
@@ -35,6 +38,7 @@ class Made:
         dtype: its output's dtype.
         empty: whether it had no element to work with.
         given: whether one of its arguments was a number that is NaN or Inf.
+        module: the name of the model's module whose forward pass ran it; empty in none, and in a backward pass.
     """
 
     operation: str
@@ -44,6 +48,7 @@ class Made:
     dtype: torch.dtype
     empty: bool
     given: bool
+    module: str = ""
 
     def __str__(self) -> str:
         if self.backward:
@@ -88,18 +93,46 @@ def first_nonfinite(
         setup.step_index = until
         batch = batches.batch(until)
         held = _nan_in(batch)
+        watch = _FirstNonFinite({id(module): shown_name(name) for name, module in setup.model.named_modules()})
         # records the forward line of each node, without anomaly mode's own check
-        with torch.autograd.set_detect_anomaly(True, check_nan=False), _FirstNonFinite() as watch:
+        with torch.autograd.set_detect_anomaly(True, check_nan=False), watch.modules(), watch:
             step(setup, batch)
     return Origin(held, tuple(watch.made.values()), tuple(watch.turned.values()))
 
 
 class _FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
+    def __init__(self, names: dict[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._names = names  # of the model's modules, by id
+        self._running: list[str] = []
         # by whether it ran in a backward pass
         self.made: dict[bool, Made] = {}
         self.turned: dict[bool, Made] = {}
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        """Follow which module of the model runs."""
+
+        def begins(module: nn.Module, args: Any) -> None:
+            self._running.append(self._names.get(id(module), ""))
+
+        def ended(module: nn.Module, args: Any, output: Any) -> None:
+            self._running.pop()
+
+        handles = (
+            nn_module.register_module_forward_pre_hook(begins),
+            nn_module.register_module_forward_hook(ended, always_call=True),
+        )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _describe(self, func: Any, output: Tensor, *, empty: bool, given: bool) -> Made:
+        made = _describe(func, output, empty=empty, given=given)
+        module = next(filter(None, reversed(self._running)), "")
+        return made if made.backward else replace(made, module=module)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -118,9 +151,9 @@ class _FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # an Inf that was written into a forward pass is there on purpose, unless it makes NaN
             meant = given and not backward and not _has_nan(tensor)
             if finite and backward not in self.made and not _is_finite(tensor) and not meant:
-                self.made[backward] = _describe(func, tensor, empty=empty, given=given)
+                self.made[backward] = self._describe(func, tensor, empty=empty, given=given)
             if not finite and backward not in self.turned and _has_nan(tensor):
-                self.turned[backward] = _describe(func, tensor, empty=empty, given=given)
+                self.turned[backward] = self._describe(func, tensor, empty=empty, given=given)
         return output
 
 

@@ -45,6 +45,7 @@ class Scalers:
         self._setup = setup
         self._names: dict[int, str] = {}
         self._all: list[GradScaler] = []
+        self.strangers: set[str] = set()  # names of those that the setup does not hold
         self._of: dict[int, GradScaler] = {}  # an optimizer's id -> the scaler that unscaled it last
         self.refresh()
 
@@ -79,6 +80,7 @@ class Scalers:
             self.refresh()
             if id(scaler) not in self._names:
                 self._add(scaler, f"a {type(scaler).__name__} that is not in the setup")
+                self.strangers.add(self._names[id(scaler)])
         return self._names[id(scaler)]
 
     def scales(self) -> dict[int, str]:
