@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tl_core import check_rule_ids
 from tl_telemetry._rule_ids import RULES
@@ -22,6 +23,7 @@ class Options:
     ignore: Sequence[str] = ()
     allow: frozenset[str] = field(default_factory=frozenset)
     strict: frozenset[str] = field(default_factory=frozenset)
+    num_updates: Mapping[str, int] = field(default_factory=dict)
 
 
 def rule_ids(given: object, argument: str) -> frozenset[str]:
@@ -55,6 +57,18 @@ def as_count(value: int, argument: str, *, least: int) -> int:
     if value < least:
         raise ValueError(f"{argument} must be at least {least}, got {value}")
     return value
+
+
+def as_update_counts(value: object, argument: str, optimizers: Iterable[str]) -> dict[str, int]:
+    """Check a number of updates for every optimizer, or numbers by optimizer name."""
+    optimizers = list(optimizers)
+    counts: dict[str, Any] = value if isinstance(value, dict) else dict.fromkeys(optimizers, value)
+    if not counts or any(isinstance(n, bool) or not isinstance(n, int) for n in counts.values()):
+        raise TypeError(f"{argument} must be an int or a dict of ints by optimizer name, got {value!r}")
+    unknown = sorted(set(counts) - set(optimizers))
+    if unknown:
+        raise ValueError(f"{argument} names {unknown}, the setup's optimizers are {optimizers}")
+    return counts
 
 
 def as_patterns(value: Sequence[str], argument: str) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ NOTES = (
     "group-lr-zero",
     "scheduler-never-stepped",
     "scheduler-too-often",
+    "schedule-horizon",
     "static-state",
     "torch-warning",
     "not-judged",

@@ -17,9 +17,9 @@ from tl_telemetry._evidence import Evidence
 from tl_telemetry._export import rows
 from tl_telemetry._facts import Facts
 from tl_telemetry._judge import CHECK, EXPLAINS, Explains, detail, judge, not_judged
-from tl_telemetry._options import Options, as_count, as_number, as_patterns, as_positive, rule_ids
+from tl_telemetry._options import Options, as_count, as_number, as_patterns, as_positive, as_update_counts, rule_ids
 from tl_telemetry._record import StepRecord
-from tl_telemetry._rules import Rule, bounds, steps, unstepped, updates
+from tl_telemetry._rules import Rule, bounds, horizon, steps, unstepped, updates
 from tl_telemetry._table import render
 
 
@@ -55,6 +55,7 @@ class TrainingRun:
         self.error: BaseException | None = None
         self._allow = rule_ids(allow, "allow")
         self._report: Report | None = None
+        self._planned: dict[str, int] = {}
         self._in_step = False
 
     def __repr__(self) -> str:
@@ -160,6 +161,7 @@ class TrainingRun:
         min_relative_decrease: float | None = None,
         every: int | None = None,
         max_skipped: int = 0,
+        num_updates: int | dict[str, int] | None = None,
         frozen: Sequence[str] = (),
         ignore: Sequence[str] = (),
         allow: Iterable[str] = (),
@@ -175,6 +177,7 @@ class TrainingRun:
             ignore=as_patterns(ignore, "ignore"),
             allow=self._allow | rule_ids(allow, "allow"),
             strict=rule_ids(strict, "strict"),
+            num_updates=self._plan(num_updates),
         )
         return judge(Evidence(self.facts, options))
 
@@ -210,6 +213,15 @@ class TrainingRun:
         explains = EXPLAINS if explains is None else explains
         return judge(Evidence(self.facts, options), rules, check=check, notes=notes, explains=explains)
 
+    def _plan(self, num_updates: int | dict[str, int] | None) -> dict[str, int]:
+        if num_updates is None:
+            return self._planned
+        planned = as_update_counts(num_updates, "num_updates", self.setup.optimizers)
+        for name, count in planned.items():
+            if count < (made := self._num_updates(name)):
+                raise ValueError(f"num_updates is that of the whole training, got {count}; {name!r} made {made} so far")
+        return planned
+
     @property
     def report(self) -> Report:
         """The verdict without any option."""
@@ -241,6 +253,7 @@ class TrainingRun:
         *,
         every: int | None = None,
         max_skipped: int = 0,
+        num_updates: int | dict[str, int] | None = None,
         frozen: Sequence[str] = (),
         ignore: Sequence[str] = (),
         allow: Iterable[str] = (),
@@ -254,6 +267,9 @@ class TrainingRun:
                 quarter's, relative to it (0.1 is 10 %). None: the loss is no judge.
             every: an update is due in every ``every``-th step. None recognises accumulation by itself.
             max_skipped: how many due updates may be missing.
+            num_updates: how many updates the whole training makes, of which this run may be a part, for every optimizer
+                or by optimizer name: schedules that end before or after it are noted. None: what ``assert_num_updates``
+                has demanded, if it was called.
             frozen: patterns (fnmatch) of parameters and buffers that must not change.
             ignore: patterns of parameters that are left out.
             allow: ids of rules that may be broken.
@@ -269,6 +285,7 @@ class TrainingRun:
             min_relative_decrease=min_relative_decrease,
             every=every,
             max_skipped=max_skipped,
+            num_updates=num_updates,
             frozen=frozen,
             ignore=ignore,
             allow=allow,
@@ -340,16 +357,21 @@ class TrainingRun:
     def assert_num_updates(self, expected: int | dict[str, int]) -> TrainingRun:
         """Demand how often optimizers stepped in the whole run.
 
+        Every later verdict on the run, once it is over, compares its schedules with that number, as with
+        ``check(num_updates=expected)``.
+
         Args:
-            expected: the number for every optimizer of the setup, or numbers by optimizer name.
+            expected: the number for every optimizer of the setup, or numbers by optimizer name, as ``num_updates(...)``
+                counts them.
+
+        Raises:
+            CheckFailed: there were more or fewer; the message says what the run shows of the cause.
         """
-        wanted = expected if isinstance(expected, dict) else dict.fromkeys(self.setup.optimizers, expected)
-        if not wanted or any(isinstance(n, bool) or not isinstance(n, int) for n in wanted.values()):
-            raise TypeError(f"expected must be an int or a dict of ints by optimizer name, got {expected!r}")
-        unknown = sorted(set(wanted) - set(self.setup.optimizers))
-        if unknown:
-            raise ValueError(f"expected names {unknown}, the setup's optimizers are {list(self.setup.optimizers)}")
-        return self._require(Options(), lambda run: steps.update_count(run, wanted))
+        wanted = as_update_counts(expected, "expected", self.setup.optimizers)
+        self._require(Options(), lambda run: steps.update_count(run, wanted))
+        if self.facts.over and not horizon.stepped_before(Evidence(self.facts, Options())):
+            self._planned, self._report = wanted, None
+        return self
 
     def _require(
         self,

@@ -14,6 +14,7 @@ from tl_telemetry._rules import (
     coverage,
     discards,
     gradients,
+    horizon,
     leaks,
     schedule,
     state,
@@ -65,6 +66,7 @@ RULES: tuple[Rule, ...] = (
     updates.group_lr_zero,
     schedule.scheduler_never_stepped,
     schedule.scheduler_too_often,
+    horizon.schedule_horizon,
     averages.static_state,
     state.torch_warning,
 )

@@ -86,7 +86,7 @@ def scheduler_before_optimizer(run: Evidence) -> Iterator[Finding]:
             continue
         if orphan(run, name):
             continue
-        optimizer = _optimizer_name(run, scheduler)
+        optimizer = optimizer_name(run, scheduler)
         steps = run.steps_by_optimizer.get(optimizer, []) if optimizer is not None else run.steps
         own = [(record, event) for record, event in run.scheduler_steps if event.scheduler == name]
         if not own or not steps:
@@ -124,7 +124,7 @@ def scheduler_never_stepped(run: Evidence) -> Iterator[Finding]:
     """Note schedulers that never step while their optimizer does."""
     stepped = {event.scheduler for _, event in run.scheduler_steps}
     for name, scheduler in run.setup.schedulers.items():
-        optimizer = _optimizer_name(run, scheduler)
+        optimizer = optimizer_name(run, scheduler)
         updates = len(run.steps_by_optimizer.get(optimizer, []) if optimizer is not None else run.steps)
         if name in stepped or updates < 2:
             continue
@@ -147,7 +147,7 @@ def scheduler_never_stepped(run: Evidence) -> Iterator[Finding]:
 def scheduler_too_often(run: Evidence) -> Iterator[Finding]:
     """Note schedulers that step more often than there are updates."""
     for name, scheduler in run.setup.schedulers.items():
-        optimizer = _optimizer_name(run, scheduler)
+        optimizer = optimizer_name(run, scheduler)
         updates = len(run.steps_by_optimizer.get(optimizer, []) if optimizer is not None else run.steps)
         own = [(record, event) for record, event in run.scheduler_steps if event.scheduler == name]
         count = sum(event.count for _, event in own)
@@ -182,7 +182,7 @@ def _why_often(own: list[tuple[StepRecord, SchedulerStep]], optimizer: str | Non
     )
 
 
-def _optimizer_name(run: Evidence, scheduler: object) -> str | None:
+def optimizer_name(run: Evidence, scheduler: object) -> str | None:
     """Return the name of the optimizer that a scheduler drives, if it says which."""
     driven = getattr(scheduler, "optimizer", None)
     for name, optimizer in run.setup.optimizers.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from tl_core import Finding
 from tl_telemetry._events import OptimizerStep
@@ -125,7 +127,11 @@ def update_count(run: Evidence, expected: Mapping[str, int]) -> Iterator[Finding
     if not wrong:
         return
     parts = [f"{name!r} stepped {several(count, 'time')}, not {expected[name]}" for name, count in wrong.items()]
-    reasons = [reason for name in wrong if (reason := _passes_an_update(run, name, expected[name]))]
+    reasons = [
+        reason
+        for name in wrong
+        if (reason := _last_groups(run, name, expected[name]) or _passes_an_update(run, name, expected[name]))
+    ]
     if run.overflows:
         reasons.append(f"a GradScaler skipped {several(len(run.overflows), 'update')} ({at(run.overflows)})")
     yield Finding(
@@ -139,13 +145,54 @@ def update_count(run: Evidence, expected: Mapping[str, int]) -> Iterator[Finding
     )
 
 
+def _last_groups(run: Evidence, name: str, expected: int) -> str | None:
+    """Say what became of incomplete accumulation groups, where their number, or completing them, explains the rest."""
+    steps = run.steps_by_optimizer.get(name, [])
+    taken = [fresh_passes(event) for _, event in steps]
+    size, times = Counter(map(len, taken)).most_common(1)[0] if taken else (0, 0)
+    if size < 2 or times < 2 or any(len(passes) > size for passes in taken) or run.overflows:
+        return None  # no accumulation, none that shows, or one that a GradScaler disturbed
+    used = _passes_of(run, name)
+    into_updates = set().union(*taken)
+    unused = [number for number in used if number not in into_updates]
+    short = [record.step for (record, _), passes in zip(steps, taken, strict=True) if len(passes) < size]
+    if short and not unused:
+        seen = (
+            f"incomplete groups are stepped: {len(short)} of the updates took fewer than {size} backward passes "
+            f"({at(short)}); without them"
+        )
+        number, option = len(steps) - len(short), "drop"
+    elif unused and not short:
+        where = at(run.backwards[number][0].step for number in unused)
+        dropped = "incomplete groups are dropped: " if unused[0] < used[-len(unused)] else ""
+        seen = (
+            f"{dropped}{several(len(unused), 'backward pass')} ({where}) went into no update, the others {size} an "
+            "update; with an update of each such group"
+        )
+        # a group begins where the pass before went into an update
+        begins = [number for before, number in pairwise([0, *used]) if number in unused and before not in unused]
+        number, option = len(steps) + len(begins), "step"
+    else:
+        return None
+    if expected == len(used) // size != number:
+        seen, number, option = f"{seen.rpartition('; ')[0]}; completed to {size}", expected, "carry"
+    if expected != number:
+        return None
+    return f"{seen} there would be {number}, as num_updates(last_group={option!r}) counts"
+
+
+def _passes_of(run: Evidence, name: str) -> list[int]:
+    """Return the numbers of the backward passes that reached an optimizer's parameters, in order."""
+    indices = run.facts.recorder.steppers.indices_of(run.setup.optimizers[name])
+    return [number for number, (_, event) in sorted(run.backwards.items()) if not indices.isdisjoint(event.filled)]
+
+
 def _passes_an_update(run: Evidence, name: str, expected: int) -> str | None:
     """Say how many backward passes an update took and should have taken, where both are whole numbers."""
     steps = run.steps_by_optimizer.get(name, [])
     taken = {len(fresh_passes(event)) for _, event in steps}
-    indices = run.facts.recorder.steppers.indices_of(run.setup.optimizers[name])
-    used = sum(not indices.isdisjoint(event.filled) for _, event in run.backwards.values())
-    if len(taken) != 1 or not expected or not used or used % expected:
+    used = len(_passes_of(run, name))
+    if len(taken) != 1 or not expected or not used or used % expected or {used // expected} == taken:
         return None
     return (
         f"each update of {name!r} took the gradients of {several(taken.pop(), 'backward pass')}; {expected} updates of "
