@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 
 import numpy as np
 import pytest
 import torch
 
-from tl_pytest._runner import TrainingRunner, find_device
+import tl_pytest
+from tl_pytest._device import find_device
+from tl_pytest._runner import TrainingRunner
 
 DRAW = """
 import random
@@ -84,8 +87,12 @@ def test_it(training_runner, torch_device, torch_seed):
     run_tests(source, "--tl-seed=4").assert_outcomes(passed=1)
 
 
+# what a method leaves to whoever builds a check of its own
+OF_OTHER_CHECKS = {"run": {"catch"}, "observe": {"gradients"}}
+
+
 class _Recorder:
-    """Stands for tl_telemetry, tl_coverage and tl_resume: keeps what it was called with."""
+    """Stands for the packages with checks: keeps what it was called with."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = []
@@ -97,9 +104,8 @@ class _Recorder:
 @pytest.fixture
 def recorder(monkeypatch):
     recorder = _Recorder()
-    monkeypatch.setattr("tl_pytest._runner.tl_telemetry", recorder)
-    monkeypatch.setattr("tl_pytest._runner.tl_coverage", recorder)
-    monkeypatch.setattr("tl_pytest._runner.tl_resume", recorder)
+    for package in ("tl_accum", "tl_coverage", "tl_resume", "tl_telemetry"):
+        monkeypatch.setattr(f"tl_pytest._runner.{package}", recorder)
     return recorder
 
 
@@ -165,6 +171,68 @@ def test_the_resume_checks_pass_everything_on(recorder):
         ("assert_checkpoint_crash_safe", given, {**crash, "seed": 3}),
         ("assert_checkpoint_crash_safe", given, {**crash, "seed": 0}),
     ]
+
+
+def test_the_accumulation_check_passes_everything_on(recorder):
+    """The check of tl_accum gets all arguments; device and seed are the runner's unless they are given."""
+    runner = TrainingRunner(torch.device("meta"), 3)
+    options = {
+        "loss_fn": None,
+        "accumulation_steps": 8,
+        "cycles": 3,
+        "epoch_length": 20,
+        "split": "split",
+        "disable_dropout": False,
+        "rtol": 0.1,
+        "atol": 0.2,
+        "allow": ["mean-of-means"],
+    }
+    given = ("setup", "data", "make_step")
+    runner.assert_accumulation_equivalent(*given, **options)
+    runner.assert_accumulation_equivalent(*given, **options, device="cpu", seed=0)
+    assert recorder.calls == [
+        ("assert_accumulation_equivalent", given, {**options, "device": torch.device("meta"), "seed": 3}),
+        ("assert_accumulation_equivalent", given, {**options, "device": "cpu", "seed": 0}),
+    ]
+
+
+def test_the_defaults_are_those_of_the_checks():
+    """A method has the parameters and defaults of its function; device and seed are None, which is the test's."""
+    for name, method in vars(TrainingRunner).items():
+        if name.startswith("_"):
+            continue
+        function = getattr(tl_pytest, "run_training" if name == "run" else name)
+        wanted = {
+            key: None if key in ("device", "seed") else one.default
+            for key, one in inspect.signature(function).parameters.items()
+        }
+        got = {key: one.default for key, one in list(inspect.signature(method).parameters.items())[1:]}
+        left_out = OF_OTHER_CHECKS.get(name, set())
+        assert {key: value for key, value in wanted.items() if key not in left_out} == got, name
+
+
+def test_the_runner_asserts_accumulation(run_tests, loop):
+    """training_runner.assert_accumulation_equivalent returns the report, or fails with the finding."""
+    source = (
+        loop
+        + """
+import pytest
+from tl_pytest import CheckFailed, standard_step
+
+def loss_fn(model, batch):
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+def undivided(k):
+    return standard_step(lambda model, batch: k * loss_fn(model, batch), accumulation_steps=k)
+
+def test_it(training_runner):
+    assert training_runner.assert_accumulation_equivalent(make_setup, make_batch(), loss_fn=loss_fn).ok
+    with pytest.raises(CheckFailed) as caught:
+        training_runner.assert_accumulation_equivalent(make_setup, make_batch(), undivided)
+    assert caught.value.findings[0].rule == "loss-not-divided"
+"""
+    )
+    run_tests(source).assert_outcomes(passed=1)
 
 
 def test_the_runner_asserts_a_resume(run_tests, loop):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tl_accum
 import tl_core
 import tl_coverage
 import tl_pytest
@@ -15,11 +16,11 @@ import tl_resume
 import tl_telemetry
 from tl_pytest._runner import TrainingRunner
 
-SIBLINGS = (tl_core, tl_coverage, tl_resume, tl_telemetry)
+SIBLINGS = (tl_accum, tl_core, tl_coverage, tl_resume, tl_telemetry)
 
 
 def test_all_names_of_the_checks_are_there():
-    """tl_pytest has the public names of tl_core, tl_coverage and tl_telemetry, and TrainingRunner."""
+    """tl_pytest has the public names of every package that it brings, and TrainingRunner."""
     expected = {"TrainingRunner"}.union(*(module.__all__ for module in SIBLINGS))
     assert sorted(expected) == sorted(tl_pytest.__all__)
 

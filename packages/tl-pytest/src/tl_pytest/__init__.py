@@ -9,6 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tl_accum import (
+        ACCUM_FINDINGS,
+        ACCUM_NOTES,
+        AccumulationReport,
+        assert_accumulation_equivalent,
+        check_accumulation_equivalent,
+        split_batch,
+    )
     from tl_core import (
         Batches,
         CheckFailed,
@@ -98,8 +106,11 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ACCUM_FINDINGS",
+    "ACCUM_NOTES",
     "FINDINGS",
     "NOTES",
+    "AccumulationReport",
     "Backward",
     "Batches",
     "CheckFailed",
@@ -137,12 +148,14 @@ __all__ = [
     "TrainingSetup",
     "Unscaling",
     "Warned",
+    "assert_accumulation_equivalent",
     "assert_checkpoint_crash_safe",
     "assert_optimizer_coverage",
     "assert_resume_equivalent",
     "build_setup",
     "capture_outside",
     "capture_state",
+    "check_accumulation_equivalent",
     "check_checkpoint_crash_safe",
     "check_optimizer_coverage",
     "check_resume_equivalent",
@@ -170,6 +183,7 @@ __all__ = [
     "save_training_state",
     "seed_everything",
     "setup_functions",
+    "split_batch",
     "split_losses",
     "standard_step",
     "step_ranges",
@@ -179,7 +193,7 @@ __all__ = [
     "zeroed_before_step",
 ]
 
-_HOMES = ("tl_core", "tl_coverage", "tl_telemetry", "tl_resume", "tl_pytest._runner")
+_HOMES = ("tl_core", "tl_coverage", "tl_telemetry", "tl_resume", "tl_accum", "tl_pytest._runner")
 
 
 def __getattr__(name: str) -> object:

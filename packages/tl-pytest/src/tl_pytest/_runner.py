@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import pytest
 import torch
 
+import tl_accum
 import tl_coverage
 import tl_resume
 import tl_telemetry
-from tl_core import CheckFailed, NotJudged, Report, TrainingSetup
+from tl_accum import AccumulationReport
+from tl_core import Report, TrainingSetup
 from tl_resume import ResumeReport
 from tl_telemetry import TrainingRun
-
-_OWN = frozenset({"tl_core", "tl_coverage", "tl_resume", "tl_telemetry", "tl_pytest"})
-_LIBRARIES = sys.stdlib_module_names | {"numpy", "rich", "torch"}  # what the checks call for purposes of their own
 
 
 class TrainingRunner:
@@ -239,75 +235,62 @@ class TrainingRunner:
             allow=allow,
         )
 
+    def assert_accumulation_equivalent(
+        self,
+        make_setup: Callable[..., Any],
+        data: Any,
+        make_step: Callable[[int], Callable[[TrainingSetup, Any], Any]] | None = None,
+        *,
+        loss_fn: Callable[[Any, Any], Any] | None = None,
+        accumulation_steps: int = 4,
+        cycles: int = 2,
+        epoch_length: int | None = None,
+        split: Callable[[Any, int], Sequence[Any]] | None = None,
+        disable_dropout: bool = True,
+        device: str | torch.device | None = None,
+        seed: int | None = None,
+        rtol: float | None = None,
+        atol: float | None = None,
+        allow: Iterable[str] = (),
+    ) -> AccumulationReport:
+        """Assert that accumulation makes the big batch's updates, as ``tl_accum.assert_accumulation_equivalent`` does.
 
-def find_device(name: str, source: str) -> torch.device:
-    """Turn the validated name of a device into the device, and fail the test when it is not there.
+        Args:
+            make_setup: Builds what a step uses: ``make_setup()`` or ``make_setup(device)``.
+            data: Full batches: one, a list, a loader, or a function from the cycle's number to a batch.
+            make_step: ``make_step(k)`` returns the person's step for ``k`` accumulation steps; this or ``loss_fn``.
+            loss_fn: A loss for the standard step, ``loss_fn(model, batch)``.
+            accumulation_steps: Micro-batches in a cycle, at least 2.
+            cycles: How many full batches are compared.
+            epoch_length: Micro-batches in an epoch, whose incomplete last group is compared too.
+            split: ``split(batch, parts)`` returns the micro-batches; None means ``tl_accum.split_batch``.
+            disable_dropout: Whether dropout is off in all runs.
+            device: Where to run; None means the test's device.
+            seed: The run's seed; None means the test's seed.
+            rtol: Relative tolerance; None means that of ``grad_accumulation``.
+            atol: Absolute tolerance; None means that of ``grad_accumulation``.
+            allow: Names of rules that the loop breaks on purpose.
 
-    Args:
-        name: ``"cpu"``, ``"auto"`` or an accelerator's name with an optional index.
-        source: Where the name was set, for the message.
+        Returns:
+            The report, when all is well.
 
-    Returns:
-        The device; an accelerator without an index is torch's current one.
-    """
-    if name == "cpu":
-        return torch.device("cpu")
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if name == "auto":
-        return torch.device("cpu") if accelerator is None else accelerator
-    kind, _, index = name.partition(":")
-    if accelerator is None:
-        there = "no accelerator here"
-    else:
-        count = torch.accelerator.device_count()
-        if accelerator.type == kind and (not index or int(index) < count):
-            return torch.device(name)
-        there = f"{count} of type {accelerator.type} here"
-    pytest.fail(
-        f"{source} asks for {name}, but torch {torch.__version__} sees {there}; "
-        "auto takes the accelerator where there is one, else the CPU",
-        pytrace=False,
-    )
-
-
-def without_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> TracebackType:
-    """Cut the frames of the checks from a traceback, so that it ends at the person's line.
-
-    A verdict is cut, an error about an argument (a ValueError or TypeError that a check itself raises), and what the
-    person's code raised when a check called it. Any other exception keeps its frames: it may come from a defect of the
-    checks, and then they are what helps.
-
-    Args:
-        excinfo: The exception of a test or fixture.
-
-    Returns:
-        The traceback to show; the whole one when nothing would be left of it.
-    """
-    chain = []
-    link: TracebackType | None = excinfo.tb
-    while link is not None:
-        chain.append(link)
-        link = link.tb_next
-    own = [number for number, link in enumerate(chain) if _is_own(link)]
-    if not own:
-        return excinfo.tb
-    if not isinstance(excinfo.value, (CheckFailed, NotJudged)):
-        below = chain[own[-1] + 1 :]  # what the innermost of the checks' functions called
-        misuse = isinstance(excinfo.value, (ValueError, TypeError)) and not below
-        persons = bool(below) and _module(below[0]).partition(".")[0] not in _LIBRARIES
-        if not misuse and not persons:
-            return excinfo.tb
-    short: TracebackType | None = None
-    for link in reversed(chain):
-        # contextlib's frames stand between a check's context manager and the person's `with`
-        if not _is_own(link) and _module(link) != "contextlib":
-            short = TracebackType(short, link.tb_frame, link.tb_lasti, link.tb_lineno)
-    return short or excinfo.tb
-
-
-def _is_own(link: TracebackType) -> bool:
-    return _module(link).partition(".")[0] in _OWN
-
-
-def _module(link: TracebackType) -> str:
-    return str(link.tb_frame.f_globals.get("__name__", ""))
+        Raises:
+            CheckFailed: Accumulation makes other updates than full batches.
+            NotJudged: The two cannot be compared.
+        """
+        return tl_accum.assert_accumulation_equivalent(
+            make_setup,
+            data,
+            make_step,
+            loss_fn=loss_fn,
+            accumulation_steps=accumulation_steps,
+            cycles=cycles,
+            epoch_length=epoch_length,
+            split=split,
+            disable_dropout=disable_dropout,
+            device=self.device if device is None else device,
+            seed=self.seed if seed is None else seed,
+            rtol=rtol,
+            atol=atol,
+            allow=allow,
+        )

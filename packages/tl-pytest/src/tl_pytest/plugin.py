@@ -60,7 +60,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Cut the frames of the checks from the traceback of what they raise; ``--full-trace`` shows them."""
     if call.excinfo is not None and "tl_core" in sys.modules and not item.config.getoption("fulltrace"):
-        from tl_pytest._runner import without_own_frames
+        from tl_pytest._frames import without_own_frames
 
         call.excinfo.traceback = type(call.excinfo.traceback)(without_own_frames(call.excinfo))
     return (yield)
@@ -73,7 +73,7 @@ def torch_device(request: pytest.FixtureRequest) -> torch.device:
     With ``auto`` it is the accelerator where there is one, else the CPU. A device that was asked for by name and is not
     there is an error, not a skip, so that a run meant for an accelerator cannot pass without one.
     """
-    from tl_pytest._runner import find_device
+    from tl_pytest._device import find_device
 
     settings = request.config.stash[_SETTINGS]
     return find_device(settings.device, settings.device_source)

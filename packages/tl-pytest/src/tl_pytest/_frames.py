@@ -1,0 +1,56 @@
+"""Cuts the frames of the checks from tracebacks."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+import pytest
+
+from tl_core import CheckFailed, NotJudged
+
+_OWN = frozenset({"tl_accum", "tl_amp", "tl_core", "tl_coverage", "tl_resume", "tl_telemetry", "tl_pytest"})
+_LIBRARIES = sys.stdlib_module_names | {"numpy", "rich", "torch"}  # what the checks call for purposes of their own
+
+
+def without_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> TracebackType:
+    """Cut the frames of the checks from a traceback, so that it ends at the person's line.
+
+    A verdict is cut, an error about an argument (a ValueError or TypeError that a check itself raises), and what the
+    person's code raised when a check called it. Any other exception keeps its frames: it may come from a defect of the
+    checks, and then they are what helps.
+
+    Args:
+        excinfo: The exception of a test or fixture.
+
+    Returns:
+        The traceback to show; the whole one when nothing would be left of it.
+    """
+    chain = []
+    link: TracebackType | None = excinfo.tb
+    while link is not None:
+        chain.append(link)
+        link = link.tb_next
+    own = [number for number, link in enumerate(chain) if _is_own(link)]
+    if not own:
+        return excinfo.tb
+    if not isinstance(excinfo.value, (CheckFailed, NotJudged)):
+        below = chain[own[-1] + 1 :]  # what the innermost of the checks' functions called
+        misuse = isinstance(excinfo.value, (ValueError, TypeError)) and not below
+        persons = bool(below) and _module(below[0]).partition(".")[0] not in _LIBRARIES
+        if not misuse and not persons:
+            return excinfo.tb
+    short: TracebackType | None = None
+    for link in reversed(chain):
+        # contextlib's frames stand between a check's context manager and the person's `with`
+        if not _is_own(link) and _module(link) != "contextlib":
+            short = TracebackType(short, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return short or excinfo.tb
+
+
+def _is_own(link: TracebackType) -> bool:
+    return _module(link).partition(".")[0] in _OWN
+
+
+def _module(link: TracebackType) -> str:
+    return str(link.tb_frame.f_globals.get("__name__", ""))
