@@ -15,6 +15,7 @@ from tl_accum._rules import (
     check_reference,
     gradient_findings,
     last_group,
+    moved_between,
     notes,
     state_findings,
     timing_findings,
@@ -82,9 +83,9 @@ def check_accumulation_equivalent(
         The report.
 
     Raises:
-        TypeError, ValueError: an argument is not what is allowed, a batch cannot be split, ``make_setup`` builds another
-            setup in its second call, or ``make_step(1)``'s step makes no updates. Exceptions from the given code pass
-            through, with a note of the cycle and micro-batch they came from.
+        TypeError, ValueError: an argument is not what is allowed, a batch cannot be split, ``make_setup`` builds
+            another setup in its second call, or ``make_step(1)``'s step makes no updates. Exceptions from the given
+            code pass through, with a note of the cycle and micro-batch they came from.
     """
     allowed = check_rule_ids(allow, "allow", (*FINDINGS, *NOTES))
     if (make_step is None) == (loss_fn is None):
@@ -203,15 +204,18 @@ def _findings(comparison: Comparison) -> list[Finding]:
     """Return what was found, causes before their consequences."""
     found = [*timing_findings(comparison), *last_group(comparison)]
     if not comparison.too_noisy:
+        found += moved_between(comparison)
         gradients = list(gradient_findings(comparison)) if not found else []
-        found += gradients
-        found += state_findings(comparison, told=bool(found))
+        state = list(state_findings(comparison, told=bool(found or gradients)))
+        # undecided gradients are explained by what else an update uses, and that moves otherwise
+        found += [finding for finding in gradients if not (state and finding.rule == "gradients-differ")]
+        found += state
     return found
 
 
 def _statistics(frozen: Comparison, *, judged: bool) -> Finding:
     """Say which layers cannot be the same for a batch and for its micro-batches."""
-    names = [name or type(frozen.run.setup.model).__name__ for name in frozen.frozen.modules]
+    names = [repr(name) if name else type(frozen.run.setup.model).__name__ for name in frozen.frozen.modules]
     shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
     layers = shown or "batch_norm() called as a function"
     plural = "s" if len(names) > 1 else ""
@@ -226,8 +230,8 @@ def _statistics(frozen: Comparison, *, judged: bool) -> Finding:
         )
     return Finding(
         "not-judged",
-        f"the layer{plural} {layers} cannot be the same for a batch and for its micro-batches: what differs agrees when "
-        f"they run {how}, so that nothing else is wrong",
+        f"the layer{plural} {layers} cannot be the same for a batch and for its micro-batches: what differs agrees "
+        f"when they run {how}, so that nothing else is wrong",
         "they normalise by statistics of each micro-batch, or move them in every forward pass",
         "train with GroupNorm or LayerNorm, or put these layers in eval mode (frozen statistics), to have accumulation "
         "equal the full batch; or check the loop with such a model",

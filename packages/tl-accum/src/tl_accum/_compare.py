@@ -110,7 +110,7 @@ def _compared(session: Session, bounds: Bounds, indices: Sequence[int], frozen: 
 
     def matches(run: Run, number: int) -> bool:
         gaps.append(group_gap(reference, run, number, bounds))
-        return gaps[-1].agrees
+        return gaps[-1].in_step
 
     run = session.accumulated(frozen=frozen, reference=reference, matches=matches)
     for number in range(len(gaps), len(run.groups)):
@@ -134,7 +134,7 @@ def _epoch_indices(found: Comparison) -> tuple[int, ...] | None:
 
 def _with_floor(found: Comparison) -> Comparison:
     """Measure how far the full batches' run lies from itself, and compare again with that as the floor."""
-    session, plan = found.session, found.plan
+    session = found.session
     floor: dict[str, float] = {}
     relative = 0.0
     drew = found.reference.drew or found.run.drew

@@ -9,7 +9,7 @@ from tl_accum._compare import Comparison
 from tl_accum._differences import GradientGap
 from tl_accum._plan import Group
 from tl_accum._updates import Change, Pass, added_in, changes, passes, updates
-from tl_accum._vectors import Vector, added, agrees, norm, only
+from tl_accum._vectors import Vector, added, agrees, norm, only, ratio
 from tl_accum._words import shown
 
 
@@ -96,6 +96,10 @@ class Context:
             found.append(made[0].accumulated if made else {})
         return found
 
+    def reaches_only(self, place: int) -> bool:
+        """Tell whether what a micro-batch added is a multiple of its own gradients, and of no other's."""
+        return ratio(self.increments[place], self.singles[place], self.rtol) is not None
+
     def is_kept(self) -> bool:
         """Tell whether the accumulated gradients are all that the micro-batches added, and nothing else."""
         return self.same(self.total, self.got)
@@ -103,7 +107,6 @@ class Context:
     def same(self, a: Vector, b: Vector) -> bool:
         """Tell whether two vectors are one, within tolerance."""
         return agrees(a, b, self.rtol)
-
 
     def shown(self, names: Iterable[str]) -> str:
         """Return parameters in a few words."""

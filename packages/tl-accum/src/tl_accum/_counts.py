@@ -62,7 +62,7 @@ def _of(name: str, held: list[Tensor]) -> Iterator[Counts]:
 
 def _ignored(held: list[Tensor]) -> list[int]:
     """Return the values that may mean that an element does not count: those that are there, the usual ones first."""
-    values, counts = torch.cat([tensor.flatten() for tensor in held]).unique(return_counts=True)
+    values, counts = torch.cat([tensor.flatten() for tensor in held]).unique(return_counts=True)  # type: ignore[no-untyped-call]
     there = [int(value) for value in values[counts.argsort(descending=True)].tolist()]
     usual = [value for value in USUAL_IGNORED if value in there]
     return list(dict.fromkeys([*usual, *there]))[: MAX_TRIED + len(usual)]

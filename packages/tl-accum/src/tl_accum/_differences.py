@@ -11,8 +11,8 @@ from torch import Tensor
 from tl_accum._runs import GroupRun, Run
 from tl_accum._tolerance import Bounds
 from tl_accum._updates import Update, updates
-from tl_accum._vectors import Vector, largest
-from tl_telemetry import Piece, StateCapture, StateDifference, compare_captures
+from tl_accum._vectors import Vector, dot, largest
+from tl_telemetry import Piece, SchedulerStep, StateCapture, StateDifference, compare_captures
 
 # How much further a weight may move than its gradient's error explains: the optimizer's own rounding.
 OPTIMIZER_SLACK = 10.0
@@ -86,6 +86,11 @@ class GroupGap:
     settings: list[StateDifference]
     schedulers: list[str]
     state: list[tuple[Piece, ParameterGap]]
+
+    @property
+    def in_step(self) -> bool:
+        """Whether updates and weights agree, so that the next group can be compared by itself."""
+        return not (self.timing or self.gradients or self.weights)
 
     @property
     def agrees(self) -> bool:
@@ -235,36 +240,46 @@ def scheduler_steps(group: GroupRun) -> dict[str, list[tuple[int, int]]]:
     found: dict[str, list[tuple[int, int]]] = {}
     for place, step in enumerate(group.steps):
         for event in step.record.events:
-            if event.kind == "scheduler_step":
+            if isinstance(event, SchedulerStep):
                 found.setdefault(event.scheduler, []).append((place, event.count))
     return found
 
 
 STATE_KINDS = ("state", "attribute", "outside")
+# How far an average may move otherwise, beside what it shares with the weights: of its movement.
+STATE_SLACK = 0.05
 
 
 def _state(full: GroupRun, parts: GroupRun, run: Run, bounds: Bounds) -> list[tuple[Piece, ParameterGap]]:
     """Compare how tensors moved that have the shapes of weights: averages of the weights, and the like.
 
-    Only those that move in other calls than the updates: what moves with the weights differs as they do.
+    What follows the weights differs as they do. What tells is that it moves in other calls than the updates, or by a
+    multiple of what it should.
     """
     shapes = {tuple(parameter.shape) for parameter in run.setup.model.parameters()}
     found = []
     for piece in parts.end.pieces:
-        if piece.kind not in STATE_KINDS or not _moves_elsewhere(piece, full, parts):
+        if piece.kind not in STATE_KINDS:
             continue
         sides = [tensors_of(capture, piece) for capture in (full.start, full.end, parts.start, parts.end)]
+        expected: Vector = {}
+        got: Vector = {}
+        gaps = []
         for name, start in sides[0].items():
             held = [side.get(name) for side in sides]
-            if any(t is None or t.shape != start.shape or not _is_number(t) for t in held):
+            if tuple(start.shape) not in shapes or not _is_number(start):
                 continue
-            if tuple(start.shape) not in shapes:
+            if any(tensor is None or tensor.shape != start.shape for tensor in held):
                 continue
-            moved, moved_got = sides[1][name] - sides[0][name], sides[3][name] - sides[2][name]
+            expected[name], got[name] = sides[1][name] - start, sides[3][name] - sides[2][name]
             eps = 8 * torch.finfo(start.dtype).eps * largest({name: sides[1][name]})
-            allowed = OPTIMIZER_SLACK * bounds.relative * largest({name: moved}) + eps
-            if (gap := _gap(name, moved, moved_got, allowed)) is not None:
-                found.append((piece, gap))
+            allowed = OPTIMIZER_SLACK * bounds.relative * largest({name: expected[name]}) + eps
+            if (gap := _gap(name, expected[name], got[name], allowed)) is not None:
+                gaps.append((piece, gap))
+        square = dot(expected, expected)
+        multiple = dot(expected, got) / square if square else 1.0
+        if gaps and (_moves_elsewhere(piece, full, parts) or abs(multiple - 1.0) > STATE_SLACK):
+            found += gaps
     return found
 
 

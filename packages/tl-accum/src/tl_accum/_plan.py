@@ -76,7 +76,8 @@ class Plan:
             step = self.make_step(accumulation_steps)
         if not callable(step):
             raise TypeError(
-                f"make_step({accumulation_steps}) must return a function step(setup, batch), got a {type(step).__name__}"
+                f"make_step({accumulation_steps}) must return a function step(setup, batch), got a "
+                f"{type(step).__name__}"
             )
         return step
 

@@ -180,9 +180,10 @@ class Session:
                 run = Run(setup, training)
                 modules = dict(setup.model.named_modules())
                 held = tuple(modules[name] for name in frozen.modules if name in modules)
-                with switched(
-                    run.met, no_dropout=plan.disable_dropout, frozen=held, fixed=frozen.batch_norm
-                ), noted(f"raised in the run over {what}"):
+                with (
+                    switched(run.met, no_dropout=plan.disable_dropout, frozen=held, fixed=frozen.batch_norm),
+                    noted(f"raised in the run over {what}"),
+                ):
                     yield run, step, log
 
     def _group(
@@ -238,9 +239,9 @@ def check_fresh(a: Run, b: Run) -> None:
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise ValueError(
-            f"make_setup() built another setup in its second call, under the same seed: {found[0]}{more}. Build it anew "
-            "each time, with random numbers from the global generators of torch, numpy or python, which are seeded "
-            "before each call"
+            f"make_setup() built another setup in its second call, under the same seed: {found[0]}{more}. Build it "
+            "anew each time, with random numbers from the global generators of torch, numpy or python, which are "
+            "seeded before each call"
         )
 
 

@@ -44,8 +44,8 @@ def split_batch(batch: Any, parts: int) -> list[Any]:
     examples = num_examples(batch)
     if examples % parts:
         raise ValueError(
-            f"a batch of {examples} examples cannot be split into {parts} micro-batches of equal size: use a batch size "
-            f"that {parts} divides, or pass split="
+            f"a batch of {examples} examples cannot be split into {parts} micro-batches of equal size: use a batch "
+            f"size that {parts} divides, or pass split="
         )
     size = examples // parts
     return [rows(batch, part * size, (part + 1) * size, examples) for part in range(parts)]
@@ -128,13 +128,14 @@ def _mapped(value: Any, cut: Callable[[Any], Any], is_examples: Callable[[list[A
     """Rebuild a batch with every leaf that has examples cut."""
     if isinstance(value, Tensor) or _is_array(value):
         return cut(value) if value.ndim else value
+    made: Any
     if isinstance(value, Mapping):
         items = {key: _mapped(item, cut, is_examples) for key, item in value.items()}
         if type(value) is dict:
             return items
         made = copy.copy(value)  # a library's own mapping (a BatchEncoding) keeps what else it holds
         for key, item in items.items():
-            made[key] = item  # type: ignore[index]
+            made[key] = item
         return made
     if isinstance(value, list) and is_examples(value):
         return cut(value)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 # Functions with a flag that makes them random, and the value that makes them plain.
-_DROPOUTS = {
+_DROPOUTS: dict[Any, tuple[str, Any]] = {
     getattr(F, name): ("training", False)
     for name in (
         "dropout",
@@ -81,9 +81,6 @@ class Switch(TorchFunctionMode):
         if func is F.batch_norm:
             kwargs = self._batch_norm(args, kwargs)
             args = ()
-        if func is Tensor.backward:  # runs code of the person's: hooks, and forward passes again under checkpointing
-            with self:
-                return func(*args, **kwargs)
         result = func(*args, **kwargs)
         if isinstance(result, Tensor) and result.dtype in _LOW_PRECISION:
             self._met.low.add(result.dtype)
@@ -155,8 +152,28 @@ def switched(met: Met, *, no_dropout: bool, frozen: tuple[nn.Module, ...] = (), 
             stack.callback(module.register_forward_hook(after, always_call=True).remove)
         # compiled code would have to be compiled again for these calls
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(Switch(met, no_dropout=no_dropout, fixed_statistics=fixed))
+        switch = Switch(met, no_dropout=no_dropout, fixed_statistics=fixed)
+        stack.enter_context(_on_in_backward(switch))
+        stack.enter_context(switch)
         yield
+
+
+@contextmanager
+def _on_in_backward(switch: Switch) -> Iterator[None]:
+    """Keep the switch on within backward passes: checkpointing runs forward passes there, and hooks run."""
+    # a function mode is off while a function that it was told of runs, and backward() is one
+    engine: Any = torch.autograd
+    original = engine._engine_run_backward
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with switch:
+            return original(*args, **kwargs)
+
+    engine._engine_run_backward = run_backward
+    try:
+        yield
+    finally:
+        engine._engine_run_backward = original
 
 
 def _in_eval_mode(module: nn.Module) -> tuple[Callable[..., None], Callable[..., None]]:

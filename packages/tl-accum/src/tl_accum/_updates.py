@@ -21,6 +21,7 @@ class Update:
         place: the micro-batch of the group in which it ran, from 0.
         raw: its gradients when the last backward pass before it ended, unscaled.
         accumulated: its gradients before any clipping that followed that pass, unscaled.
+        clipped: its gradients after the last of those clips, unscaled; None without one.
         applied: its gradients when it ran, unscaled.
         clips: the clips between that pass and the step.
         lrs: the learning rate of each group, as used.
@@ -30,6 +31,7 @@ class Update:
     place: int
     raw: Vector
     accumulated: Vector
+    clipped: Vector | None
     applied: Vector
     clips: tuple[Clip, ...]
     lrs: tuple[float, ...]
@@ -46,23 +48,27 @@ def updates(run: Run, group: GroupRun) -> dict[str, list[Update]]:
         graded = set(event.graded)
         scale = 1.0 if event.scale is None else event.scale.value()
         applied = _vector(run, act.before, graded, scale)
-        raw, clips = applied, []
+        raw: Vector = applied
+        clips: list[GradientAct] = []
         for _, scale_then, earlier in reversed(acts[:position]):
             if isinstance(earlier.event, Clip) and not graded.isdisjoint(earlier.event.graded):
                 clips.insert(0, earlier)
             elif isinstance(earlier.event, Backward) and not graded.isdisjoint(earlier.event.filled):
                 raw = _vector(run, earlier.after, graded, scale_then)
                 break
-        accumulated = applied
-        if clips:
-            first = clips[0].event
-            assert isinstance(first, Clip)
-            accumulated = _vector(run, clips[0].before, graded, 1.0 if first.scale is None else first.scale.value())
+        accumulated, clipped = applied, None
         kept = tuple(clip.event for clip in clips if isinstance(clip.event, Clip))
+        if kept:
+            accumulated = _vector(run, clips[0].before, graded, _scale_at(kept[0]))
+            clipped = _vector(run, clips[-1].after, graded, _scale_at(kept[-1]))
         rates = step_lrs(group.steps[place], event.optimizer)
-        update = Update(event.optimizer, place, raw, accumulated, applied, kept, rates)
+        update = Update(event.optimizer, place, raw, accumulated, clipped, applied, kept, rates)
         found.setdefault(event.optimizer, []).append(update)
     return found
+
+
+def _scale_at(clip: Clip) -> float:
+    return 1.0 if clip.scale is None else clip.scale.value()
 
 
 def step_lrs(step: MicroStep, optimizer: str) -> tuple[float, ...]:
@@ -105,7 +111,7 @@ def passes(run: Run, group: GroupRun) -> list[Pass]:
             if isinstance(act.event, Backward):
                 before = _vector(run, act.before, None, step.scale)
                 after = _vector(run, act.after, None, step.scale)
-                grown = {name: value for name, value in minus(after, before).items()}
+                grown = minus(after, before)
                 found.append(Pass(place, ordinal, act.event.site, grown, before, after))
                 ordinal += 1
     return found

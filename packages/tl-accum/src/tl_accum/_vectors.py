@@ -79,7 +79,7 @@ def made_of(target: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]],
     None too where the parts do not tell: with as many elements as parts or fewer, or parts that are alike, anything
     would fit.
     """
-    if num_elements(target) <= 2 * len(parts):
+    if not parts or num_elements(target) <= 2 * len(parts):
         return None
     lengths = [norm(part) for part in parts]
     if not all(lengths):

@@ -14,10 +14,12 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(__file__) + os.sep
 _WARNINGS = warnings.__file__
 _DYNAMO = _TORCH + "_dynamo" + os.sep
+# Checks that run a person's loop within something of their own (a function mode, a patch).
+_RUNNERS = ("tl_accum",)
 
 
 def calling_site() -> str:
-    """Return ``file.py:line`` of the nearest caller outside of torch and of this package."""
+    """Return ``file.py:line`` of the nearest caller outside of torch, of this package and of the checks around it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not is_passed_by(frame.f_code.co_filename):
@@ -28,7 +30,9 @@ def calling_site() -> str:
 
 @lru_cache(maxsize=1024)
 def is_passed_by(filename: str) -> bool:
-    return filename.startswith((_TORCH, _OWN))
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in _RUNNERS)
+    runners = tuple(os.path.dirname(file) + os.sep for file in files if file)
+    return filename.startswith((_TORCH, _OWN, *runners))
 
 
 def calling_frame() -> FrameType | None:

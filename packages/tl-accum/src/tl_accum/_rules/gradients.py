@@ -7,9 +7,20 @@ from dataclasses import replace
 
 from tl_accum._compare import Comparison
 from tl_accum._context import Context
-from tl_accum._rules.kept import clipped, edited, left_over, zeroed
+from tl_accum._rules.kept import (
+    clipped,
+    edit_missing,
+    edited,
+    edited_after_clip,
+    edited_at_end,
+    left_over,
+    other_passes,
+    scale_changed,
+    without_backward,
+    zeroed,
+)
 from tl_accum._rules.scale import mostly_scaled, pass_scaled, scaled
-from tl_accum._rules.terms import constant_term, coupled, mean_of_means
+from tl_accum._rules.terms import constant_term, coupled, mean_of_means, unequal
 from tl_accum._vectors import norm
 from tl_accum._words import cycle, number, optimizers, several
 from tl_core import Finding
@@ -18,14 +29,21 @@ Cause = Callable[[Context], "Finding | None"]
 
 # What happened to the gradients before what they should have been: the first that fits is the cause.
 CAUSES: tuple[Cause, ...] = (
+    scale_changed,
     left_over,
+    other_passes,
     zeroed,
     clipped,
     edited,
+    edited_after_clip,
+    edited_at_end,
+    edit_missing,
+    without_backward,
     scaled,
     pass_scaled,
     constant_term,
     mean_of_means,
+    unequal,
     mostly_scaled,
     coupled,
 )
@@ -33,8 +51,8 @@ CAUSES: tuple[Cause, ...] = (
 
 def gradient_findings(comparison: Comparison) -> Iterator[Finding]:
     """See updates whose gradients differ, and name what makes them differ."""
-    gap = next((gap for gap in comparison.gaps if gap.timing or gap.gradients), None)
-    if gap is None or gap.timing:  # the gradients that follow are those of other micro-batches
+    gap = next((gap for gap in comparison.gaps if not gap.in_step), None)
+    if gap is None or gap.timing:  # the gradients that follow are those of other micro-batches, or other weights
         return
     told: dict[tuple[str, str, str], list[tuple[str, Finding]]] = {}
     seen: set[str] = set()
@@ -87,20 +105,26 @@ def _as_applied(context: Context) -> Finding:
     )
     bounds = [sorted({clip.bound for clip in update.clips}) for update in (expected, got)]
     if len(expected.clips) != len(got.clips):
-        more, fewer = ("the full batch", "accumulation") if len(expected.clips) > len(got.clips) else (
-            "accumulation",
-            "the full batch",
+        more, fewer = (
+            ("the full batch", "accumulation")
+            if len(expected.clips) > len(got.clips)
+            else (
+                "accumulation",
+                "the full batch",
+            )
         )
         cause = (
-            f"with {more} they are clipped {several(max(len(expected.clips), len(got.clips)), 'time')} before the step, "
-            f"with {fewer} {several(min(len(expected.clips), len(got.clips)), 'time')}"
+            f"with {more} they are clipped {several(max(len(expected.clips), len(got.clips)), 'time')} before the "
+            f"step, with {fewer} {several(min(len(expected.clips), len(got.clips)), 'time')}"
         )
         fix = "clip once, between the last backward() of a group and optimizer.step()"
     elif bounds[0] != bounds[1]:
         cause = f"the bound of the clip is {bounds[1][0]:g} with accumulation and {bounds[0][0]:g} with the full batch"
         fix = "clip the accumulated gradients by the bound that is meant for the full batch's"
     else:
-        cause = "something changes the gradients between the last backward() and optimizer.step(), in one of the two only"
+        cause = (
+            "something changes the gradients between the last backward() and optimizer.step(), in one of the two only"
+        )
         fix = "look at what runs between the last backward() of a group and optimizer.step()"
     return Finding("clip-differs", figures, cause, fix, parameters=names, evidence={"expected": a, "got": b})
 
@@ -109,16 +133,30 @@ def _unknown(context: Context) -> Finding:
     gaps = context.gap.parameters
     worst = max(gaps, key=lambda gap: abs(gap.got - gap.expected) if gap.got == gap.got else 0.0)
     a, b = norm(context.expected), norm(context.got)
-    kept = "they are all that the micro-batches' backward passes added" if context.is_kept() else (
-        f"the micro-batches' backward passes added a norm of {number(norm(context.total))}"
+    kept = (
+        "they are all that the micro-batches' backward passes added"
+        if context.is_kept()
+        else (f"the micro-batches' backward passes added a norm of {number(norm(context.total))}")
     )
     return Finding(
         "gradients-differ",
         f"the accumulated gradients differ in {context.shown(gap.name for gap in gaps)}: norm {number(b)} instead of "
         f"{number(a)}; {worst.name} {number(worst.got)} instead of {number(worst.expected)}; {kept}",
-        "undecided: a part of the loss that is not divided, a step that does something else for other accumulation "
-        "steps, or a loss that is neither a mean nor a sum over examples",
-        "compare what the step does for make_step(1) and for more: each micro-batch's loss must be its share of the full "
-        "batch's",
+        f"undecided: {_hooks(context)}a part of the loss that is not divided, a step that does something else for "
+        "other accumulation steps, or a loss that is neither a mean nor a sum over examples",
+        "compare what the step does for make_step(1) and for more: each micro-batch's loss must be its share of the "
+        "full batch's",
         evidence={"expected_norm": a, "norm": b},
+    )
+
+
+def _hooks(context: Context) -> str:
+    model = context.comparison.run.setup.model
+    held = dict(model.named_parameters())
+    hooked = [name for name in context.names if name in held and held[name]._backward_hooks]
+    if not hooked:
+        return ""
+    return (
+        f"{context.shown(hooked)} {'has' if len(hooked) == 1 else 'have'} gradient hooks (register_hook), which change "
+        "each micro-batch's gradient by itself; "
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tl_accum._context import Context
-from tl_accum._vectors import added, norm, ratio
+from tl_accum._updates import Pass, updates
+from tl_accum._vectors import Vector, added, made_of, norm, ratio
 from tl_accum._words import number, places, several, times
 from tl_core import Finding
 
@@ -20,6 +21,55 @@ def left_over(context: Context) -> Finding | None:
         "nothing clears the gradients after an update",
         "call optimizer.zero_grad() after optimizer.step()",
         evidence={"left_over_norm": norm(left)},
+    )
+
+
+def other_passes(context: Context) -> Finding | None:
+    """See gradients of backward passes that the full batch's update has nothing of, or the other way round."""
+    wanted = _coefficients(context, context.expected, context.reference_passes)
+    made = _coefficients(context, context.got, context.passes)
+    if wanted is None or made is None or len(wanted) < 2:
+        return None
+    due = {one.ordinal: used for one, used in zip(context.reference_passes, wanted, strict=True)}
+    extra = [one for one, used in zip(context.passes, made, strict=True) if used and not due.get(one.ordinal, True)]
+    if not extra:
+        return None
+    sites = ", ".join(dict.fromkeys(one.site for one in extra))
+    where = places((one.place for one in extra), context.num_parts)
+    return Finding(
+        "other-loss-kept",
+        f"the accumulated gradients hold what backward() at {sites} added in {where} (norm "
+        f"{number(norm(added(one.added for one in extra)))}); with the full batch it is cleared before the update",
+        "a loss that is meant for other parameters reaches these too, and its gradients are not cleared in every "
+        "micro-batch",
+        "keep that loss's gradients away from these parameters: backward(inputs=...), or requires_grad_(False) while "
+        "it runs",
+        evidence={"passes": len(extra)},
+    )
+
+
+def _coefficients(context: Context, target: Vector, found: list[Pass]) -> list[int] | None:
+    """Return which backward passes a gradient is the sum of; None where it is no such sum."""
+    factors = made_of(target, [one.added for one in found], context.rtol)
+    if factors is None or any(min(abs(factor), abs(factor - 1.0)) > 0.01 for factor in factors):
+        return None
+    return [round(factor) for factor in factors]
+
+
+def scale_changed(context: Context) -> Finding | None:
+    """See gradients of different loss scales that are added up."""
+    comparison = context.comparison
+    scales = [step.scale for step in comparison.run.groups[context.number].steps]
+    if len(set(scales)) < 2 or not context.same(context.total, context.expected):
+        return None
+    listed = ", ".join(f"{scale:g}" for scale in scales)
+    return Finding(
+        "loss-scale-changed",
+        f"the loss scale was {listed} in the micro-batches of one group, whose gradients are added up and divided by "
+        f"the last one: norm {number(norm(context.got))} instead of {number(norm(context.expected))}",
+        "scaler.update() runs in every micro-batch",
+        "call scaler.update() once a group, after scaler.step()",
+        evidence={"scales": tuple(scales)},
     )
 
 
@@ -95,4 +145,91 @@ def edited(context: Context) -> Finding | None:
         "change gradients (divide, unscale, clip, add noise) once, between the last backward() of a group and "
         "optimizer.step(); or divide the loss instead",
         evidence={"factor": factor, "edited": len(found)},
+    )
+
+
+def edited_at_end(context: Context) -> Finding | None:
+    """See gradients that are right when the last backward pass ends, and are changed before the step."""
+    expected, got = context.gap.expected, context.gap.got
+    if not context.same(context.total, got.raw) or not context.same(got.raw, expected.raw):
+        return None
+    before, after = (ratio(update.accumulated, update.raw, context.rtol) for update in (expected, got))
+    if before is None or after is None or abs(after / before - 1.0) <= context.rtol:
+        return None
+    parts = context.num_parts
+    twice = abs(after / before * parts - 1.0) <= context.rtol
+    return Finding(
+        "loss-divided-twice" if twice else "gradient-edited",
+        f"the micro-batches' gradients add up to the full batch's (norm {number(norm(got.raw))}), and are multiplied "
+        f"by {times(after).removesuffix('x')} before the step (with the full batch by "
+        f"{times(before).removesuffix('x')})",
+        f"the loss is divided by the {parts} accumulation steps, and the gradients are divided by them again"
+        if twice
+        else "something scales the accumulated gradients before the step, and not the full batch's",
+        "divide either the loss or the gradients, once",
+        evidence={"factor": after, "expected_factor": before},
+    )
+
+
+def edited_after_clip(context: Context) -> Finding | None:
+    """See gradients of a wrong scale that are clipped first and scaled afterwards."""
+    got = context.gap.got
+    if got.clipped is None:
+        return None
+    factor, after = ratio(context.got, context.expected, context.rtol), ratio(got.applied, got.clipped, context.rtol)
+    if factor is None or after is None or abs(factor * after - 1.0) > context.rtol or abs(after - 1.0) <= context.rtol:
+        return None
+    clip = got.clips[-1]
+    return Finding(
+        "gradient-edited",
+        f"the clip at {clip.site} finds gradients {times(factor)} the full batch's (norm {number(norm(context.got))} "
+        f"instead of {number(norm(context.expected))}), which are multiplied by {times(after).removesuffix('x')} "
+        "after it",
+        f"the gradients are divided by the {context.num_parts} accumulation steps after the clip instead of before "
+        f"it, so that its bound of {clip.bound:g} is {times(factor)} too tight",
+        "divide the loss, or the gradients before the clip",
+        evidence={"factor": factor},
+    )
+
+
+def edit_missing(context: Context) -> Finding | None:
+    """See gradients that an earlier group scaled before its step, and that this one does not."""
+    factor = ratio(context.got, context.expected, context.rtol)
+    if factor is None or not context.number or not context.is_kept():
+        return None
+    run = context.comparison.run
+    before = updates(run, run.groups[context.number - 1]).get(context.gap.optimizer, [])
+    earlier = ratio(before[0].accumulated, before[0].raw, context.rtol) if before else None
+    if earlier is None or abs(earlier * factor - 1.0) > context.rtol or abs(earlier - 1.0) <= context.rtol:
+        return None
+    return Finding(
+        "gradient-edited",
+        f"the gradients were multiplied by {times(earlier).removesuffix('x')} before the step in the cycle before, and "
+        f"are not in this one: they are {times(factor)} the full batch's",
+        "what scales the gradients reaches other tensors from then on: ones that were collected once, before "
+        "zero_grad() dropped them (set_to_none), or under a condition that is no longer true",
+        "take p.grad anew each time, or divide the loss",
+        evidence={"ratio": factor, "factor_before": earlier},
+    )
+
+
+def without_backward(context: Context) -> Finding | None:
+    """See micro-batches that no backward pass is called for, while the gradients of the others are there."""
+    parts = context.num_parts
+    ran = {one.place for one in context.passes}
+    missing = [place for place in range(parts) if place not in ran]
+    if not missing or not ran or not context.is_kept():
+        return None
+    # one backward pass over the sum of all losses reaches every micro-batch: only its own loss in it tells
+    if not all(context.reaches_only(place) for place in ran):
+        return None
+    return Finding(
+        "micro-batch-without-backward",
+        f"{places(missing, parts)} called no backward pass that reaches these parameters: only those of "
+        f"{places(ran, parts)} are in the accumulated gradients (norm {number(norm(context.got))} instead of "
+        f"{number(norm(context.expected))})",
+        "backward() is called under a condition, or the forward pass runs under no_grad() (for no_sync()), in "
+        f"{several(len(missing), 'micro-batch')} of {parts}",
+        "call backward() in every micro-batch",
+        evidence={"micro_batches": tuple(missing)},
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tl_accum._compare import Comparison
 from tl_accum._rules.timing import all_steps
-from tl_accum._updates import updates
+from tl_accum._updates import changes, updates
 from tl_accum._vectors import is_finite, largest, norm, ratio
 from tl_accum._words import cycle, number, places, several, times
 from tl_core import Finding
@@ -22,12 +22,13 @@ def notes(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
     """
     if not told:
         yield from _clip_without_effect(comparison)
+        yield from _edit_without_effect(comparison)
         yield from _hidden_scale(comparison)
     yield from _carried_over(comparison)
     yield from _per_forward(comparison)
     yield from _precision(comparison)
     yield from _noise(comparison)
-    yield from _not_judged(comparison)
+    yield from _not_judged(comparison, told=told)
 
 
 def _clip_without_effect(comparison: Comparison) -> Iterator[Finding]:
@@ -40,7 +41,7 @@ def _clip_without_effect(comparison: Comparison) -> Iterator[Finding]:
             if isinstance(event, Clip) and event.bound < 1e6
         ]
         if found:
-            place, clip = found[0]
+            clip = found[0][1]
             yield Finding(
                 "clip-without-effect",
                 f"{clip.function}() at {clip.site} runs in {places((p for p, _ in found), last + 1)} of "
@@ -48,6 +49,29 @@ def _clip_without_effect(comparison: Comparison) -> Iterator[Finding]:
                 "reached",
                 "",
                 "clip once, between the last backward() of a group and optimizer.step()",
+            )
+            return
+
+
+def _edit_without_effect(comparison: Comparison) -> Iterator[Finding]:
+    run = comparison.run
+    for group, made in zip(comparison.plan.groups, run.groups, strict=True):
+        names = [name for name, _ in run.setup.model.named_parameters()]
+        found = [change for change in changes(run, made, names, len(made.steps) - 1) if change.what == "edit"]
+        found = [change for change in found if norm(change.after)]  # cleared on purpose, where the gradients agree
+        if found:
+            below = (
+                "; what they make of the update is below the loop's own noise"
+                if comparison.noise
+                else ", and the gradients of the update agree all the same"
+            )
+            yield Finding(
+                "edit-without-effect",
+                f"the gradients were changed after {places((c.place for c in found), len(made.steps))} of "
+                f"{cycle(comparison.plan, group)}, before all of them were added up{below}",
+                "",
+                "change gradients (divide, clip, add noise) once, between the last backward() of a group and "
+                "optimizer.step()",
             )
             return
 
@@ -87,9 +111,9 @@ def _carried_over(comparison: Comparison) -> Iterator[Finding]:
     if found and all(steps.is_stream for steps in found):
         yield Finding(
             "carried-over",
-            f"the loader has {plan.epoch_length} batches: the last {several(len(group.parts), 'micro-batch')} of an epoch "
-            f"went into the next epoch's first update, which comes after every {plan.accumulation_steps} micro-batches "
-            "whatever their epoch",
+            f"the loader has {plan.epoch_length} batches: the last {several(len(group.parts), 'micro-batch')} of an "
+            f"epoch went into the next epoch's first update, which comes after every {plan.accumulation_steps} "
+            "micro-batches whatever their epoch",
             "",
             f"nothing, if that is meant; pass epoch_length={plan.epoch_length} to demand an update at an epoch's end",
         )
@@ -135,7 +159,7 @@ def _why(comparison: Comparison) -> str:
     return ", since the step draws random numbers" if drew else ""
 
 
-def _not_judged(comparison: Comparison) -> Iterator[Finding]:
+def _not_judged(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
     if comparison.too_noisy:
         yield Finding(
             "not-judged",
@@ -150,6 +174,8 @@ def _not_judged(comparison: Comparison) -> Iterator[Finding]:
         for found in updates(comparison.reference, group).values()
         for update in found
     ]
+    if told:
+        return
     if not made:
         yield Finding("not-judged", "no optimizer stepped: nothing could be compared", "", "")
     elif not all(is_finite(update.applied) for update in made):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tl_accum._context import Context
-from tl_accum._vectors import Vector, added, dot, norm, only, ratio
+from tl_accum._vectors import Vector, added, norm, only, ratio
 from tl_accum._words import listed, number, times
 from tl_core import Finding
 
@@ -14,13 +14,26 @@ MAX_FACTORS = 4
 def scaled(context: Context) -> Finding | None:
     """See gradients that are a multiple of the full batch's."""
     factor = ratio(context.got, context.expected, context.rtol)
-    if factor is None or not context.is_kept():
+    if factor is None or not context.is_kept() or _near(factor, 1.0, context.rtol):
         return None
     parts = context.num_parts
-    seen = f"the accumulated gradients are {times(factor)} the full batch's (norm {number(norm(context.got))} instead of "
-    seen += f"{number(norm(context.expected))})"
+    if not norm(context.got):
+        return Finding(
+            "wrong-loss-scale",
+            f"the accumulated gradients are all 0 (the full batch's have a norm of {number(norm(context.expected))})",
+            f"the loss is multiplied by 0 for {parts} accumulation steps: an integer division (`1 // k`), or a weight "
+            "that is 0",
+            "call backward() on loss / k",
+            evidence={"ratio": 0.0},
+        )
+    seen = (
+        f"the accumulated gradients are {times(factor)} the full batch's (norm {number(norm(context.got))} instead of "
+        f"{number(norm(context.expected))})"
+    )
     evidence: dict[str, object] = {"ratio": factor}
-    if _near(factor, parts, context.rtol):
+    is_sum = context.same(added(context.singles), context.expected)
+    is_mean = context.same(added(context.singles, [1.0 / parts] * parts), context.expected)
+    if _near(factor, parts, context.rtol) and not is_sum:
         return Finding(
             "loss-not-divided",
             seen,
@@ -28,8 +41,6 @@ def scaled(context: Context) -> Finding | None:
             "call backward() on loss / k",
             evidence=evidence,
         )
-    is_sum = context.same(added(context.singles), context.expected)
-    is_mean = context.same(added(context.singles, [1.0 / parts] * parts), context.expected)
     if _near(factor, 1.0 / parts, context.rtol):
         if is_sum:
             return Finding(
@@ -97,17 +108,19 @@ def mostly_scaled(context: Context) -> Finding | None:
     """See gradients that are multiples of the full batch's, by other factors for other parameters."""
     if not context.is_kept():
         return None
-    factors = _factors(context)
-    if factors is None or len(factors) < 2:
-        return None
+    factors, mixed = _factors(context)
     parts = context.num_parts
-    told = listed(f"{times(factor)} in {context.shown(names)}" for factor, names in factors.items())
     undivided = [factor for factor in factors if _near(factor, parts, context.rtol)]
+    if len(factors) + bool(mixed) < 2 or len(factors) > MAX_FACTORS or (mixed and not undivided):
+        return None
+    told = [f"{times(factor)} in {context.shown(names)}" for factor, names in factors.items()]
+    if mixed:
+        told.append(f"mixed in {context.shown(mixed)}")
     return Finding(
         "loss-not-divided" if undivided else "wrong-loss-scale",
-        f"the accumulated gradients are other multiples of the full batch's for other parameters: {told}",
-        f"a part of the loss is not divided by the {parts} accumulation steps: the one that alone reaches those of "
-        f"{times(undivided[0])}"
+        f"the accumulated gradients are other multiples of the full batch's for other parameters: {listed(told)}",
+        f"a part of the loss is not divided by the {parts} accumulation steps: the one that alone reaches "
+        f"{context.shown(factors[undivided[0]])}"
         if undivided
         else "undecided: parts of the loss are divided by different numbers",
         "divide the whole loss by k, after its terms are added",
@@ -115,23 +128,25 @@ def mostly_scaled(context: Context) -> Finding | None:
     )
 
 
-def _factors(context: Context) -> dict[float, list[str]] | None:
-    """Return the factors of all parameters, rounded, with the parameters of each; None where one has none."""
+def _factors(context: Context) -> tuple[dict[float, list[str]], list[str]]:
+    """Return the factors that there are, with the parameters of each, and the parameters that have none."""
     found: dict[float, list[str]] = {}
+    mixed = []
     for name in context.names:
         expected, got = only(context.expected, [name]), only(context.got, [name])
         if not _counts(context, expected) and not _counts(context, got):
             continue
         factor = ratio(got, expected, context.rtol)
         if factor is None:
-            return None
+            mixed.append(name)
+            continue
         near = next((known for known in found if _near(factor, known, context.rtol)), factor)
         found.setdefault(near, []).append(name)
-    return found if len(found) <= MAX_FACTORS else None
+    return found, mixed
 
 
 def _counts(context: Context, vector: Vector) -> bool:
-    return dot(vector, vector) ** 0.5 > context.rtol * 1e-3 * norm(context.expected)
+    return norm(vector) > context.rtol * 1e-3 * norm(context.expected)
 
 
 def _near(value: float, wanted: float, rtol: float) -> bool:

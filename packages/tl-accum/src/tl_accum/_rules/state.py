@@ -9,7 +9,7 @@ from tl_accum._differences import GroupGap, moving_places, scheduler_steps
 from tl_accum._updates import updates
 from tl_accum._words import cycle, number, places, several, shown
 from tl_core import Finding
-from tl_telemetry import Piece
+from tl_telemetry import Piece, StateDifference
 
 
 def state_findings(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
@@ -21,12 +21,10 @@ def state_findings(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
     """
     schedulers = list(_schedulers(comparison))
     yield from schedulers
-    moved = list(_moved(comparison))
-    yield from moved
     if not (told or schedulers):
         yield from _settings(comparison)
-    yield from _state(comparison)
-    if not (told or moved):
+    yield from _state(comparison, told=told)
+    if not told:
         yield from _weights(comparison)
 
 
@@ -59,7 +57,7 @@ def _schedulers(comparison: Comparison) -> Iterator[Finding]:
         )
 
 
-def _moved(comparison: Comparison) -> Iterator[Finding]:
+def moved_between(comparison: Comparison) -> Iterator[Finding]:
     """See weights that move in micro-batches without an update."""
     run, plan = comparison.run, comparison.plan
     parameters = {name for name, _ in run.setup.model.named_parameters()}
@@ -71,15 +69,15 @@ def _moved(comparison: Comparison) -> Iterator[Finding]:
             if names and place not in updating and not _skipped(step.record.events):
                 hit[place] = names
         if hit:
-            names = sorted(set().union(*hit.values()))
+            moved = sorted(set().union(*hit.values()))
             yield Finding(
                 "moved-per-micro-batch",
-                f"{shown(names, run)} changed in {places(hit, len(made.steps))} of {cycle(plan, group)}, in which no "
+                f"{shown(moved, run)} changed in {places(hit, len(made.steps))} of {cycle(plan, group)}, in which no "
                 "optimizer stepped",
                 "the step changes the weights itself (a decay by hand, a clamp, an update by hand) in every "
                 "micro-batch, and not once an update",
                 "do it where the optimizer steps, in the same branch",
-                parameters=tuple(names),
+                parameters=tuple(moved),
                 evidence={"micro_batches": tuple(hit)},
             )
             return
@@ -96,17 +94,22 @@ def _settings(comparison: Comparison) -> Iterator[Finding]:
     plan, run = comparison.plan, comparison.run
     first = gap.settings[0]
     place = "".join(f"[{key!r}]" if isinstance(key, str) else f" group {key}" for key in first.path)
-    step = next((d for s in run.groups[gap.number].steps for d in s.changed if d.piece.kind == "param groups"), None)
     moving = [
         place_
         for place_, one in enumerate(run.groups[gap.number].steps)
         if any(change.piece == first.piece and change.path == first.path for change in one.changed)
     ]
     last = len(run.groups[gap.number].steps) - 1
-    if any(place_ != last for place_ in moving):
+    times_k = first.plain_b == first.plain_a * plan.accumulation_steps if _numbers(first) else False
+    if times_k and not _moves_again(comparison, first, gap.number):
+        cause = (
+            f"it is multiplied by the {plan.accumulation_steps} accumulation steps, although the full batch is the same"
+        )
+        fix = "use the settings that the full batch is trained with"
+    elif any(place_ != last for place_ in moving):
         cause = f"it is set by hand in {places(moving, last + 1)}: a schedule that counts micro-batches, not updates"
         fix = "compute it from the number of updates (setup.step_index // k), and set it once an update"
-    elif step is None and gap.number == 0:
+    elif not moving and gap.number == 0:
         cause = "make_step sets it by the accumulation steps, or another value for other ones"
         fix = "use the settings that the full batch is trained with"
     else:
@@ -123,34 +126,50 @@ def _settings(comparison: Comparison) -> Iterator[Finding]:
     )
 
 
-def _state(comparison: Comparison) -> Iterator[Finding]:
+def _numbers(difference: StateDifference) -> bool:
+    return all(isinstance(value, (int, float)) for value in (difference.plain_a, difference.plain_b))
+
+
+def _moves_again(comparison: Comparison, difference: StateDifference, number_: int) -> bool:
+    """Tell whether a setting changes in later groups too."""
+    steps = [step for group in comparison.run.groups[number_ + 1 :] for step in group.steps]
+    return any(c.piece == difference.piece and c.path == difference.path for step in steps for c in step.changed)
+
+
+def _state(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
     plan = comparison.plan
     for piece in dict.fromkeys(piece for gap in comparison.gaps for piece, _ in gap.state):
         gap = next(gap for gap in comparison.gaps if any(p == piece for p, _ in gap.state))
-        wanted, made = (
-            moving_places(run.groups[gap.number], piece) for run in (comparison.reference, comparison.run)
-        )
+        wanted, made = (moving_places(run.groups[gap.number], piece) for run in (comparison.reference, comparison.run))
         held = [one for p, one in gap.state if p == piece]
+        last = len(plan.groups[gap.number].parts) - 1
+        if told and made and set(made) <= {last}:
+            continue  # it follows the weights, or the gradients
         parts = len(plan.groups[gap.number].parts)
         entry = _entry(comparison, piece)
+        fix = "update it after optimizer.step(), in the same branch"
         if made:
             seen = f"{entry} moved in {places(made, parts)} of {cycle(plan, plan.groups[gap.number])}"
-            cause = (
-                "it is updated in every micro-batch instead of after each update: an average then has a horizon "
-                f"that is {parts} times shorter"
-                if len(made) == parts
-                else "it is updated in micro-batches that make no update"
-            )
+            if len(made) == parts:
+                cause = "it is updated in every micro-batch instead of after each update"
+            elif made == [last]:
+                cause = (
+                    "undecided: its update uses another factor (a decay that depends on the step's index, which counts "
+                    "micro-batches, or on the accumulation steps)"
+                )
+                fix = "compute what its update uses from the number of updates"
+            else:
+                cause = "it is updated in micro-batches that make no update"
         else:
             seen = f"{entry} did not move in {cycle(plan, plan.groups[gap.number])}"
             cause = "it is not updated with accumulation"
         worst = held[0]
         yield Finding(
             "state-per-micro-batch",
-            f"{seen}, and {several(len(wanted), 'time')} with the full batch; {worst.name} moved by {number(worst.got)} "
-            f"instead of {number(worst.expected)}",
+            f"{seen}, and {several(len(wanted), 'time')} with the full batch; {worst.name} moved by "
+            f"{number(worst.got)} instead of {number(worst.expected)}",
             cause,
-            "update it after optimizer.step(), in the same branch",
+            fix,
             evidence={"micro_batches": tuple(made)},
         )
 
@@ -171,7 +190,8 @@ def _weights(comparison: Comparison) -> Iterator[Finding]:
     names = tuple(one.name for one in gap.weights)
     yield Finding(
         "weights-differ",
-        f"{shown(names, comparison.run)} moved otherwise in {cycle(comparison.plan, comparison.plan.groups[gap.number])} "
+        f"{shown(names, comparison.run)} moved otherwise in "
+        f"{cycle(comparison.plan, comparison.plan.groups[gap.number])} "
         f"than with the full batch, although the applied gradients agree: {worst.name} by {number(worst.got)} instead "
         f"of {number(worst.expected)}",
         "undecided: something beside the optimizers changes the weights, or an optimizer of one's own counts calls",

@@ -70,16 +70,16 @@ def mean_of_means(context: Context) -> Finding | None:
     parts = context.num_parts
     for counts in candidates(context.group.parts):
         total = sum(counts.numbers)
-        weights = [count / total for count in counts.numbers]
-        if context.same(added(context.singles, weights), context.expected):
+        shares = [count / total for count in counts.numbers]
+        if context.same(added(context.singles, shares), context.expected):
             listed = ", ".join(f"{count:g}" for count in counts.numbers)
             return Finding(
                 "mean-of-means",
                 f"each micro-batch weighs 1/{parts} in the accumulated gradients, and by its count of elements in the "
                 f"full batch's: {listed} ({counts.what}); the norm is {number(norm(context.got))} instead of "
                 f"{number(norm(context.expected))}",
-                "each micro-batch's loss is a mean over its own number of elements that count (tokens, mask), and these "
-                "means are averaged: elements of micro-batches with few of them weigh too much",
+                "each micro-batch's loss is a mean over its own number of elements that count (tokens, mask), and "
+                "these means are averaged: elements of micro-batches with few of them weigh too much",
                 "sum the loss, and divide by the total number of elements of the whole group, counted before the first "
                 "micro-batch",
                 evidence={"counts": counts.numbers},
@@ -88,13 +88,53 @@ def mean_of_means(context: Context) -> Finding | None:
     if weights is None:
         return None
     listed = ", ".join(number(weight) for weight in weights)
+    is_mean = abs(sum(weights) - 1.0) <= 10 * context.rtol
     return Finding(
         "mean-of-means",
-        f"each micro-batch weighs 1/{parts} in the accumulated gradients, and {listed} in the full batch's; the norm is "
-        f"{number(norm(context.got))} instead of {number(norm(context.expected))}",
-        "each micro-batch's loss is normalised by something of its own (a count of elements, a sum of weights), and not "
-        "by the whole group's: no tensor of the batch was found whose counts are these shares",
-        "normalise by the total over the whole group, computed before its first micro-batch",
+        f"each micro-batch weighs 1/{parts} in the accumulated gradients, and {listed} in the full batch's; the norm "
+        f"is {number(norm(context.got))} instead of {number(norm(context.expected))}",
+        "each micro-batch's loss is normalised by something of its own (a count of elements, a sum of weights), and "
+        "not by the whole group's: no tensor of the batch was found whose counts are these shares"
+        if is_mean
+        else f"these weights add up to {number(sum(weights))} and not to 1: the loss is no mean over examples but a "
+        "function of one (a root, a logarithm, a ratio), which differs for each micro-batch",
+        "normalise by the total over the whole group, computed before its first micro-batch"
+        if is_mean
+        else "optimise the mean itself (the squared error instead of its root), or accept micro-batches as the batch "
+        "size "
+        'of this loss: allow=["mean-of-means"]',
+        evidence={"weights": tuple(weights)},
+    )
+
+
+def unequal(context: Context) -> Finding | None:
+    """See micro-batches that count more than others, although each should count the same."""
+    parts = context.num_parts
+    if not context.is_kept() or not context.singles:
+        return None
+    due = next(
+        (
+            share
+            for share in (1.0 / parts, 1.0)
+            if context.same(added(context.singles, [share] * parts), context.expected)
+        ),
+        None,
+    )
+    weights = None if due is None else made_of(context.got, context.singles, context.rtol)
+    if due is None or weights is None:
+        return None
+    listed = ", ".join(number(0.0 if abs(weight) < 1e-3 * due else weight) for weight in weights)
+    falling = all(abs(weight - (parts - place) * due) <= 0.01 * due for place, weight in enumerate(weights))
+    return Finding(
+        "unequal-micro-batches",
+        f"the micro-batches count {listed} in the accumulated gradients, instead of {number(due)} each (norm "
+        f"{number(norm(context.got))} instead of {number(norm(context.expected))})",
+        "each backward pass runs over the sum of all losses so far, so that earlier micro-batches count again"
+        if falling
+        else "their losses are divided by different numbers, or scaled by a factor that changes within the group",
+        "call backward() on the loss of the current micro-batch only, divided by k"
+        if falling
+        else "divide the loss of every micro-batch by the same number: the size of its group",
         evidence={"weights": tuple(weights)},
     )
 

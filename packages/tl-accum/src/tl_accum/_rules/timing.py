@@ -58,10 +58,7 @@ class Steps:
 def all_steps(comparison: Comparison) -> list[Steps]:
     """Return when each optimizer stepped."""
     names = dict.fromkeys(
-        name
-        for run in (comparison.reference, comparison.run)
-        for group in run.groups
-        for name in updates(run, group)
+        name for run in (comparison.reference, comparison.run) for group in run.groups for name in updates(run, group)
     )
     return [Steps(comparison, name) for name in dict.fromkeys([*comparison.run.setup.optimizers, *names])]
 
@@ -106,10 +103,15 @@ def _never(comparison: Comparison, names: list[str], *, both: bool) -> Finding:
     parts = sum(len(group.parts) for group in comparison.plan.groups)
     full = several(len(comparison.plan.groups), "full batch")
     if both:
-        seen = f"no optimizer stepped: not in {full} with make_step(1), nor in {parts} micro-batches with make_step({k})"
+        seen = (
+            f"no optimizer stepped: not in {full} with make_step(1), nor in {parts} micro-batches with make_step({k})"
+        )
         cause = "the condition under which the step updates is never true, whatever the accumulation steps"
     else:
-        seen = f"{optimizers(names)} never stepped in {parts} micro-batches with make_step({k}), but in {full} with make_step(1)"
+        seen = (
+            f"{optimizers(names)} never stepped in {parts} micro-batches with make_step({k}), but did in {full} with "
+            "make_step(1)"
+        )
         cause = f"the condition under which the step updates is never true for {k} accumulation steps"
     return Finding(
         "never-updates",
@@ -148,16 +150,25 @@ def _timing(steps: Steps) -> tuple[str, str, str, str] | None:
             return (
                 "premature-update",
                 f"stepped before the last micro-batch: {first}",
-                f"the condition is off: it is true {several(k - 1 - made[0], 'micro-batch')} too early, so that each update "
-                "uses the rest of the group before it (the first one only a part of its own)",
+                f"the condition is off: it is true {several(k - 1 - made[0], 'micro-batch')} too early, so that each "
+                "update uses the rest of the group before it (the first one only a part of its own)",
                 f"{condition}, `setup.step_index % k == 0` after the first",
             )
-        every = f", one in every {steps.period} micro-batches" if steps.period else ""
+        steady = steps.period is not None and steps.indices[0] + 1 == steps.period
+        every = f", one in every {steps.period} micro-batches" if steady else ""
+        before = [made for g, _, made in rows if g.number < group.number]
+        if before and all(made == [k - 1] for made in before) and made == list(range(k)):
+            return (
+                "premature-update",
+                f"stepped in every micro-batch of {cycle(plan, group)} ({counted}), and after the last one before",
+                "its condition stays true once it was: a counter that an update does not set back to 0 (`seen >= k`)",
+                "set the counter back after optimizer.step(), or test its remainder: `seen % k == 0`",
+            )
         return (
             "premature-update",
             f"stepped before the last micro-batch of {cycle(plan, group)}: in {places(made, k)} ({counted}{every})",
             f"its condition counts to {steps.period} instead of {k}"
-            if steps.period
+            if steady
             else "its condition does not count the micro-batches of a group",
             f"{condition}, with the k that make_step was given",
         )
@@ -170,8 +181,8 @@ def _timing(steps: Steps) -> tuple[str, str, str, str] | None:
             f"made no update in {cycle(plan, late[0])}, but one with the full batch{every}",
             f"its condition counts to {period} instead of {k}"
             if period > k and not period % k
-            else "undecided: its condition counts something else than micro-batches, or another condition keeps it from "
-            "stepping",
+            else "undecided: its condition counts something else than micro-batches, or another condition keeps it "
+            "from stepping",
             f"{condition}, with the k that make_step was given",
         )
     more = [(g, wanted, made) for g, wanted, made in rows if len(made) != wanted]

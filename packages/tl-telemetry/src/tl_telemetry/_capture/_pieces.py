@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from tl_telemetry._capture._nodes import Alias, Container, Cursor, Node, Opaque, Plain, Stateful, TensorNode, Values
 
@@ -55,6 +56,12 @@ class StateCapture:
         """Yield the place, the dtype and the shape of each tensor of a piece."""
         for path, node in _tensors_below(self.pieces.get(piece)):
             yield path, node.dtype, node.shape
+
+    def contents(self, piece: Piece) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+        """Yield the place and the content (dense, on the CPU) of each tensor of a piece that was kept."""
+        for path, node in _tensors_below(self.pieces.get(piece)):
+            if node.load is not None:
+                yield path, node.content()
 
     def trainable(self) -> set[str]:
         """Return the names of the parameters that require a gradient."""
