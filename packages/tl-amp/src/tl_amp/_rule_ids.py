@@ -1,0 +1,45 @@
+"""The ids of the rules of this check. Each has an entry in docs/rules.md."""
+
+from __future__ import annotations
+
+AMP_FINDINGS = (
+    "stepped-past-scaler",
+    "unused-scaler",
+    "loss-not-scaled",
+    "unscaled-twice",
+    "unscaled-again",
+    "missing-update",
+    "extra-update",
+    "update-between-steps",
+    "stepped-twice",
+    "scaler-refuses",
+    "clip-before-unscale",
+    "zeroed-before-step",
+    "never-stepped",
+    "float16-overflow",
+    "non-finite",
+    "skipped-updates",
+    "ahead-of-updates",
+    "low-precision-loss",
+    "update-rounds-away",
+)
+
+# Worth knowing and perhaps meant: never a failure.
+AMP_NOTES = (
+    "moved-on-skipped",
+    "float16-without-scaler",
+    "static-scale",
+    "not-judged",
+)
+
+# A finding hides what follows from it, unless that names parameters which the finding does not.
+EXPLAINS = {
+    "stepped-past-scaler": frozenset({"clip-before-unscale", "non-finite", "float16-overflow", "skipped-updates"}),
+    "loss-not-scaled": frozenset({"never-stepped", "update-rounds-away"}),
+    "unscaled-again": frozenset({"update-between-steps", "skipped-updates"}),
+    "update-between-steps": frozenset({"skipped-updates"}),
+    "zeroed-before-step": frozenset({"skipped-updates", "never-stepped"}),
+    "float16-overflow": frozenset({"skipped-updates", "moved-on-skipped", "ahead-of-updates"}),
+    "non-finite": frozenset({"skipped-updates", "moved-on-skipped", "ahead-of-updates"}),
+    "skipped-updates": frozenset({"moved-on-skipped", "ahead-of-updates"}),
+}

@@ -1,0 +1,39 @@
+"""The rules: functions from evidence to findings, causes before their consequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tl_amp._rules import clipping, finite, hand_clip, losses, notes, skips, stepping, unscaling
+from tl_core import Finding
+from tl_telemetry import Evidence, update_rounds_away, zeroed_before_step
+
+Rule = Callable[[Evidence], Iterator[Finding]]
+
+
+def rules(every: int, max_skipped_fraction: float) -> tuple[Rule, ...]:
+    """Return the rules of one check."""
+
+    def skipped_updates(run: Evidence) -> Iterator[Finding]:
+        return skips.skipped_updates(run, every, max_skipped_fraction)
+
+    return (
+        stepping.stepped_past_scaler,
+        stepping.unused_scaler,
+        losses.loss_not_scaled,
+        unscaling.unscaled_again,
+        unscaling.missing_update,
+        unscaling.update_between_steps,
+        clipping.clip_before_unscale,
+        hand_clip.clipped_by_hand,
+        zeroed_before_step,
+        stepping.never_stepped,
+        finite.non_finite,
+        skipped_updates,
+        skips.moved_on_skipped,
+        losses.low_precision_loss,
+        update_rounds_away,
+        notes.float16_without_scaler,
+        notes.static_scale,
+        notes.not_judged,
+    )

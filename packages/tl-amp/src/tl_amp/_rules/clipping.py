@@ -1,0 +1,90 @@
+"""The rule about clipping gradients that are still multiplied by the loss scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from tl_amp._acts import PARTLY, SCALED, fresh, is_scaled, known_scales, passes, total, unscalings
+from tl_amp._words import at, number, scales, several, telling
+from tl_core import Finding
+from tl_telemetry import Clip, Evidence
+
+# No gradient is clipped to this: a call with a bound from here on is made for the norm that it returns.
+MEASURES = 1e8
+
+
+def clip_before_unscale(run: Evidence) -> Iterator[Finding]:
+    """See clip functions that bound gradients before the scaler has divided them by its scale."""
+    calls: dict[tuple[str, str], list[tuple[int, Clip, float]]] = {}
+    for place, (record, event) in enumerate(run.events):
+        if isinstance(event, Clip) and math.isfinite(event.bound) and event.bound < MEASURES and event.graded:
+            scale = _scale_at(run, place, event)
+            if scale > 1.0:
+                calls.setdefault((event.function, event.site), []).append((record.step, event, scale))
+    for (function, site), found in calls.items():
+        bounds = [clip.bound for _, clip, _ in found]
+        values = [scale for _, _, scale in found]
+        if is_meant(bounds, values):
+            continue
+        norms = [total(clip.norms.values()) for _, clip, _ in found]
+        reached = sum(norm > bound for norm, bound in zip(norms, bounds, strict=True) if math.isfinite(norm))
+        hit = telling(step for step, _, _ in found)
+        graded = {i for _, clip, _ in found for i in clip.graded}
+        largest = max((norm for norm in norms if math.isfinite(norm)), default=math.nan)
+        yield Finding(
+            rule="clip-before-unscale",
+            seen=f"{function}() at {site} ran before unscale_ in {several(len(found), 'call')} ({at(hit)}), on "
+            f"gradients that are still {scales(values)} times too large: a norm of up to {number(largest)} against a "
+            f"bound of {_shown(bounds)}, reached in {reached} of them",
+            cause="clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is "
+            f"bound / scale, {_effective(bounds, values)}",
+            fix=f"call scaler.unscale_(optimizer) before {function}() at {site}, once an update",
+            steps=hit,
+            parameters=run.named(graded),
+            evidence={"calls": len(found), "reached": reached, "bound": bounds[0], "scale": values[0]},
+        )
+
+
+def _scale_at(run: Evidence, place: int, clip: Clip) -> float:
+    """Return the scale that the gradients of a clip are still multiplied by; 1 if they are not, or if it is unknown."""
+    known = passes(run)
+    values = known_scales(run)
+    scaled = [known[n] for n in fresh(clip) if n in known and is_scaled(known[n].event, values) in (SCALED, PARTLY)]
+    if not scaled:
+        return 1.0
+    last = max(passed.place for passed in scaled)
+    graded = set(clip.graded)
+    for unscaled in unscalings(run):
+        if graded.isdisjoint(unscaled.event.graded):
+            continue
+        if last < unscaled.place < place:
+            return 1.0
+        if unscaled.place > place:
+            return unscaled.scale
+    return 1.0  # nobody unscales them: a step past the scaler
+
+
+def is_meant(bounds: list[float], values: list[float]) -> bool:
+    """Tell whether bounds were multiplied by the scale on purpose (``max_norm * scaler.get_scale()``)."""
+    if len(set(values)) > 1:
+        first = bounds[0] / values[0]
+        along = all(math.isclose(b / s, first, rel_tol=1e-3) for b, s in zip(bounds, values, strict=True))
+        return along and not math.isclose(min(bounds), max(bounds), rel_tol=1e-3)
+    # with one scale only their roundness tells: 0.5 * 1024 is 512, and 1.0 is a bound that somebody wrote
+    return all(_is_round(b / s) and not _is_round(b) for b, s in zip(bounds, values, strict=True))
+
+
+def _is_round(value: float) -> bool:
+    return math.isclose(float(f"{value:.2g}"), value, rel_tol=1e-4)
+
+
+def _shown(bounds: list[float]) -> str:
+    low, high = min(bounds), max(bounds)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _effective(bounds: list[float], values: list[float]) -> str:
+    effective = sorted(bound / value for bound, value in zip(bounds, values, strict=True))
+    low, high = number(effective[0]), number(effective[-1])
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,203 @@
+"""Rules about updates that a scaler skips, and about what moves on meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tl_amp._acts import Attempt, attempts
+from tl_amp._rules.finite import FLOAT16_FIX, made_in, overflow
+from tl_amp._words import at, history, several, telling
+from tl_core import Finding
+from tl_telemetry import Evidence, ScalerUpdate, StateMoved
+
+# A scale below this makes nothing larger any more.
+LEAST_SCALE = 1.0
+# From so many updates on, all of them skipped, a scale is not only on its way down.
+FEW = 3
+# From this share of a run's updates on, what is ahead of them is a finding.
+FAR_AHEAD = 0.1
+
+
+def skipped_updates(run: Evidence, every: int, allowed: float) -> Iterator[Finding]:
+    """See scalers that skip a large share of an optimizer's updates, or whose scale vanishes."""
+    by_optimizer: dict[str, list[Attempt]] = {}
+    for attempt in attempts(run):
+        by_optimizer.setdefault(attempt.optimizer, []).append(attempt)
+    if not by_optimizer:
+        yield from _unseen(run, every, allowed)
+    told: set[str] = set()
+    for name, tried in by_optimizer.items():
+        skipped = [attempt for attempt in tried if not attempt.applied]
+        first = next((index for index, attempt in enumerate(tried) if attempt.applied), len(tried))
+        judged = tried[first:] if first < len(tried) else tried
+        late = [attempt for attempt in judged if not attempt.applied]
+        if first == len(tried) and len(tried) < FEW:
+            if skipped:
+                yield _too_few(name, skipped)
+            continue
+        way = _way(run, tried[0].scaler)
+        vanished = bool(way) and way[-1] < LEAST_SCALE and len(skipped) >= FEW
+        if not vanished and (len(late) < 2 or len(late) <= allowed * len(judged)):
+            continue
+        if tried[0].scaler in told:
+            continue
+        told.add(tried[0].scaler)
+        yield _finding(run, name, tried, late or skipped, judged, way, allowed)
+
+
+def _too_few(name: str, skipped: list[Attempt]) -> Finding:
+    return Finding(
+        "not-judged",
+        f"all {several(len(skipped), 'update')} of {name!r} in this run {'was' if len(skipped) == 1 else 'were'} "
+        "skipped by the GradScaler: whether its scale is only on its way down could not be judged",
+        "",
+        "run more steps",
+    )
+
+
+def _way(run: Evidence, scaler: str) -> list[float]:
+    """Return the values of a scaler's scale, in order."""
+    found: list[float] = []
+    for _, event in run.events:
+        if isinstance(event, ScalerUpdate) and event.scaler == scaler:
+            if not found and event.before is not None:
+                found.append(event.before.value())
+            if event.after is not None:
+                found.append(event.after.value())
+    return found
+
+
+def _finding(
+    run: Evidence,
+    name: str,
+    tried: list[Attempt],
+    late: list[Attempt],
+    judged: list[Attempt],
+    way: list[float],
+    allowed: float,
+) -> Finding:
+    everything = len(late) == len(judged)
+    hit = telling(attempt.step for attempt in late)
+    scale = f"; its scale went {history(way)}" if len(set(way)) > 1 else f" at a scale of {history(way)}" if way else ""
+    before = len(tried) - len(judged)
+    adapted = f" after the first {several(before, 'update')}, in which its scale came down" if before else ""
+    cause, fix = _why(run, late, everything, way)
+    what = (
+        f"the GradScaler skipped all {several(len(judged), 'update')} of {name!r}"
+        if everything
+        else f"the GradScaler skipped {len(late)} of {several(len(judged), 'update')} of {name!r}{adapted}"
+    )
+    return Finding(
+        rule="skipped-updates",
+        seen=f"{what} ({at(hit)}; {100 * len(late) / len(judged):.0f} %, at most "
+        f"{100 * allowed:g} % are allowed){scale}",
+        cause=cause,
+        fix=fix,
+        steps=hit,
+        evidence={"updates": len(judged), "skipped": len(late), "scales": tuple(way)},
+    )
+
+
+def _why(run: Evidence, late: list[Attempt], everything: bool, way: list[float]) -> tuple[str, str]:
+    """Return the cause of skipped updates, and the fix, as far as repeating one of them tells."""
+    step = late[-1].step
+    forward = overflow(run, step)
+    if forward is not None:
+        return f"{forward} in step {step}, whatever the scale is", FLOAT16_FIX
+    made = made_in(run, step)
+    if made:
+        first = made[0]
+        kind = "NaN" if first.nan else "Inf"
+        what = f"{first} turned finite values into {kind} in step {step}"
+        if first.backward and not first.nan:
+            grows = any(b > a for a, b in itertools.pairwise(way))
+            again = " again each time the scale has grown" if grows and not everything else ""
+            return (
+                f"{what}: scaled gradients overflow there{again}",
+                "let the scale grow less often (growth_interval, 2000 by default), compute this part in float32, or "
+                "use bfloat16",
+            )
+        return f"{what}, whatever the scale is", "look at this operation's inputs: a value outside of its domain"
+    return (
+        f"undecided: NaN or Inf in the gradients of step {step}, from values beyond float16's 65504 or from an operation "
+        "outside of its domain",
+        "check the batch of that step, and run it under torch.autograd.detect_anomaly() to see the operation",
+    )
+
+
+def _unseen(run: Evidence, every: int, allowed: float) -> Iterator[Finding]:
+    """Judge by the scale alone, where a scaler that is not torch's keeps its attempts to itself."""
+    due = len(run.records) // every
+    skipped = sorted(run.overflows & {record.step for record in run.records if record.skipped})
+    steps = [record.step for record in run.records if not record.skipped]
+    late = [step for step in skipped if steps and step > steps[0]] if steps else skipped
+    if not due or len(late) < FEW or len(late) <= allowed * due:
+        return
+    way = [record.loss_scale for record in run.records if record.loss_scale is not None]
+    yield Finding(
+        rule="skipped-updates",
+        seen=f"no optimizer stepped in {len(late)} of the {due} steps in which an update was due (every={every}; "
+        f"{at(late)}), each time the loss scale fell; it went {history(way)}",
+        cause="undecided: NaN or Inf in the gradients, from values beyond float16's 65504 or from an operation outside "
+        "of its domain",
+        fix="check the batches of these steps, and run one under torch.autograd.detect_anomaly() to see the operation",
+        steps=telling(late),
+        evidence={"updates": due, "skipped": len(late), "scales": tuple(way)},
+    )
+
+
+class Ahead(NamedTuple):
+    """What moved in steps whose updates were skipped, and how often."""
+
+    title: str
+    kind: str
+    steps: list[int]
+    times: int
+
+
+def moved_on_skipped(run: Evidence) -> Iterator[Finding]:
+    """See schedulers and averages that move once an update, also when the scaler skips it."""
+    tried: dict[int, list[Attempt]] = {}
+    for attempt in attempts(run):
+        tried.setdefault(attempt.step, []).append(attempt)
+    skipped = {step for step, found in tried.items() if not any(attempt.applied for attempt in found)}
+    applied = set(tried) - skipped
+    for ahead in (*_schedulers(run, skipped, applied), *_averages(run, skipped, applied)):
+        far = ahead.times >= FAR_AHEAD * len(tried)
+        yield Finding(
+            rule="ahead-of-updates" if far else "moved-on-skipped",
+            seen=f"{ahead.title} moved {several(ahead.times, 'time')} in steps whose update the GradScaler skipped "
+            f"({at(ahead.steps)}): it is {ahead.times} of {several(len(tried), 'update')} ahead of the weights",
+            cause=f"{ahead.kind} also where scaler.step() skips the optimizer's step",
+            fix="go on only where the update was made: the scale falls where it was skipped (`before = "
+            "scaler.get_scale(); scaler.step(optimizer); scaler.update(); applied = scaler.get_scale() >= before`)",
+            steps=telling(ahead.steps),
+            evidence={"ahead": ahead.times, "updates": len(tried)},
+        )
+
+
+def _schedulers(run: Evidence, skipped: set[int], applied: set[int]) -> Iterator[Ahead]:
+    for name in run.setup.schedulers:
+        moved: dict[int, int] = {}
+        for record, event in run.scheduler_steps:
+            if event.scheduler == name:
+                moved[record.step] = moved.get(record.step, 0) + event.count
+        hit = sorted(skipped & moved.keys())
+        # one that moves once an epoch may do so after a skipped update too
+        if hit and 2 * len(applied & moved.keys()) >= len(applied):
+            yield Ahead(f"scheduler {name!r}", "its step() runs once an update,", hit, sum(moved[step] for step in hit))
+
+
+def _averages(run: Evidence, skipped: set[int], applied: set[int]) -> Iterator[Ahead]:
+    moved: dict[str, set[int]] = {}
+    for record, event in run.events:
+        if isinstance(event, StateMoved):
+            for name in event.names:
+                moved.setdefault(name, set()).add(record.step)
+    for name, steps in moved.items():
+        hit = sorted(skipped & steps)
+        if hit and 2 * len(applied & steps) >= len(applied):
+            kind = type(run.setup.state[name]).__name__ if name in run.setup.state else "average"
+            yield Ahead(f"setup.state[{name!r}] ({kind})", "it is updated once an update,", hit, len(hit))

@@ -1,0 +1,151 @@
+"""Rules about optimizers that step past the scaler, or never."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tl_amp._acts import (
+    PARTLY,
+    SCALED,
+    Stepped,
+    attempts,
+    direct_steps,
+    fresh,
+    is_scaled,
+    known_scales,
+    norms_after,
+    own_scalers,
+    passes,
+    scaler_updates,
+    total,
+    unscalings,
+)
+from tl_amp._words import at, quoted, scales, several, telling, together
+from tl_core import Finding
+from tl_telemetry import Backward, Clip, Evidence
+from tl_telemetry import never_stepped as telemetry_never_stepped
+
+
+def stepped_past_scaler(run: Evidence) -> Iterator[Finding]:
+    """See optimizers that are stepped directly although their gradients are still multiplied by the scale."""
+    if not own_scalers(run):
+        return
+    hits: dict[str, list[tuple[Stepped, float, str]]] = {}
+    for stepped in direct_steps(run):
+        scale, where = _scale_left(run, stepped)
+        if scale > 1.0:
+            hits.setdefault(stepped.event.optimizer, []).append((stepped, scale, where))
+    through = [attempt for attempt in attempts(run) if attempt.optimizer not in hits]
+    for name, found in hits.items():
+        steps = run.steps_by_optimizer.get(name, [])
+        sites = together(stepped.event.site for stepped, _, _ in found)
+        backwards = together(where for _, _, where in found)
+        factor = scales(scale for _, scale, _ in found)
+        beside = ""
+        if through:
+            others = quoted(attempt.optimizer for attempt in through)
+            beside = f", while {others} stepped through the scaler ({together(a.site for a in through)})"
+        hit = telling(stepped.step for stepped, _, _ in found)
+        yield Finding(
+            rule="stepped-past-scaler",
+            seen=f"{name!r} was stepped directly at {sites} in {len(found)} of {several(len(steps), 'update')} "
+            f"({at(hit)}), on the scaled gradients of a loss that the GradScaler had multiplied by {factor} (backward "
+            f"at {backwards}){beside}",
+            cause=f"optimizer.step() bypasses the scaler: nothing divided the gradients by the scale, so they are "
+            f"{factor} times too large, and NaN or Inf in them are applied",
+            fix=f"call scaler.step({_variable(name)}) instead of its step() at {sites}, and scaler.update() once after "
+            "all optimizers have stepped",
+            steps=hit,
+            parameters=run.named({i for stepped, _, _ in found for i in stepped.event.graded}),
+            evidence={"updates": len(steps), "direct": len(found), "scale": max(scale for _, scale, _ in found)},
+        )
+
+
+def _variable(name: str) -> str:
+    return "optimizer" if not name.isidentifier() else name
+
+
+def _scale_left(run: Evidence, stepped: Stepped) -> tuple[float, str]:
+    """Return the scale that the gradients of a direct step still held (1: none), and the line of their backward."""
+    event = stepped.event
+    numbers = fresh(event)
+    known = passes(run)
+    scaled = [
+        known[n] for n in numbers if n in known and is_scaled(known[n].event, known_scales(run)) in (SCALED, PARTLY)
+    ]
+    if not scaled:
+        return 1.0, ""
+    last = scaled[-1]
+    for unscaled in unscalings(run):
+        if last.place < unscaled.place < stepped.place and unscaled.event.optimizer == event.optimizer:
+            return 1.0, ""
+    scale = _scale_before(run, last.place, stepped.step)
+    if _divided_by_hand(run, stepped, last.place, scale):
+        return 1.0, ""
+    return scale, last.event.site
+
+
+def _scale_before(run: Evidence, place: int, step: int) -> float:
+    """Return the scale that a backward pass was scaled with."""
+    later = [updated for updated in scaler_updates(run) if updated.place > place and updated.event.before is not None]
+    if later and later[0].event.before is not None:
+        return later[0].event.before.value()
+    value = run.records[step].loss_scale if step < len(run.records) else None
+    return max(known_scales(run), default=math.nan) if value is None else value
+
+
+def _divided_by_hand(run: Evidence, stepped: Stepped, place: int, scale: float) -> bool:
+    """Tell whether somebody made the gradients about as much smaller as the scale had made them larger."""
+    passed = run.events[place][1]
+    before = norms_after(passed) if isinstance(passed, Backward) else {}
+    graded = dict(zip(stepped.event.graded, stepped.event.norms.values(), strict=True))
+    for _, event in run.events[place : stepped.place]:
+        if isinstance(event, Clip) and not set(event.graded).isdisjoint(graded):
+            graded = dict(zip(event.graded, event.norms.values(), strict=True))  # as they were before the clip
+            break
+    shared = [i for i in graded if i in before]
+    earlier, now = total(before[i] for i in shared), total(graded[i] for i in shared)
+    return bool(shared) and math.isfinite(earlier) and now * math.sqrt(scale) < earlier
+
+
+def unused_scaler(run: Evidence) -> Iterator[Finding]:
+    """See an enabled scaler that the loop neither scales, nor steps, nor updates with."""
+    own = own_scalers(run)
+    if not own or run.stranger_scalers or attempts(run) or unscalings(run) or scaler_updates(run):
+        return
+    direct = direct_steps(run)
+    found = {is_scaled(passed.event, known_scales(run)) for passed in passes(run).values()}
+    if not direct or not found or found & {SCALED, PARTLY, None}:
+        return
+    sites = together(stepped.event.site for stepped in direct)
+    float16 = any(str(dtype) == "torch.float16" for dtype in run.autocast)
+    yield Finding(
+        rule="unused-scaler",
+        seen=f"the setup has an enabled GradScaler, and the loop never used it in {run.duration}: no loss was scaled, "
+        f"and {quoted(s.event.optimizer for s in direct)} stepped without it ({sites})",
+        cause="scaler.scale(loss) and scaler.step(optimizer) are missing"
+        + (": small gradients of the float16 forward pass are lost (float16 ends at 6e-8)" if float16 else ""),
+        fix="write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(); where none is needed "
+        "(bfloat16, float32), leave the scaler out of the setup, or build it with enabled=False",
+        steps=telling(stepped.step for stepped in direct)[:3],
+        evidence={"updates": len(direct)},
+    )
+
+
+def never_stepped(run: Evidence) -> Iterator[Finding]:
+    """See optimizers that never step, and say which ones the scaler steps instead."""
+    through = attempts(run)
+    for finding in telemetry_never_stepped(run):
+        name = finding.seen.split("'")[1]
+        others = [attempt for attempt in through if attempt.optimizer != name]
+        if not others:
+            yield finding
+            continue
+        sites = together(attempt.site for attempt in others)
+        yield replace(
+            finding,
+            cause=f"scaler.step() is called for {quoted(a.optimizer for a in others)} only ({sites})",
+            fix=f"call scaler.step({_variable(name)}) as well, before the one scaler.update() of the step",
+        )
