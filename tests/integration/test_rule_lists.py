@@ -72,8 +72,11 @@ RESUME = Path(__file__).parents[2] / "packages" / "tl-resume"
 def contents(page: str, check: str) -> tuple[list[str], list[str]]:
     """Return the rules that the page's contents list for a check: findings, and notes."""
     lines = page.partition(f"\nOf the [{check}](#the-{check.replace(' ', '-')}):\n\n")[2].partition("\n\n")[0]
-    found = re.findall(r"^- \[(\S+)(?: \(resume\))?\]\(#(\S+?)(?:-resume)?\)( \(note\))?$", lines, re.MULTILINE)
-    assert [name for name, anchor, _ in found] == [anchor for _, anchor, _ in found]
+    # a rule that another check has too is written `name (check)`
+    found = re.findall(r"^- \[(\S+?)( \([a-z ]+\))?\]\(#(\S+?)\)( \(note\))?$", lines, re.MULTILINE)
+    anchors = [name + re.sub(r" \((.+)\)", r" \1", of).replace(" ", "-") for name, of, _, _ in found]
+    assert anchors == [anchor for _, _, anchor, _ in found]
+    found = [(name, anchor, note) for name, _, anchor, note in found]
     return [name for name, _, note in found if not note], [name for name, _, note in found if note]
 
 
@@ -147,9 +150,41 @@ def test_a_rule_of_the_crash_check_that_is_forgotten_is_seen():
     assert untested({"a-b", "c-d", "e-f"}, 'rule == "a-b"; "[c-d] seen"; "e-f-g"') == ["e-f"]
 
 
+# Of each check whose rules are a package's: its name on the rules' page, and what its constants begin with.
+CHECKS = {"tl_accum": ("accumulation check", "ACCUM")}
+
+
+def rule_ids(package: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    module = pytest.importorskip(package)
+    prefix = CHECKS[package][1]
+    return getattr(module, f"{prefix}_FINDINGS"), getattr(module, f"{prefix}_NOTES")
+
+
+@pytest.mark.parametrize("package", CHECKS)
+def test_every_rule_of_a_package_is_listed(package: str):
+    """Its README's tables, the page's contents and the page's entries hold its ids, the page in their order."""
+    findings, notes = rule_ids(package)
+    check = CHECKS[package][0]
+    readme = Path(__file__).parents[2] / "packages" / package.replace("_", "-") / "README.md"
+    assert listed(readme.read_text(), f"Rules of the {check}") == (set(findings), set(notes))
+    assert contents(RULES_PAGE.read_text(), check) == (list(findings), list(notes))
+    section = RULES_PAGE.read_text().partition(f"\n## The {check}\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^### (\S+)", section, re.MULTILINE) == [*findings, *notes]
+
+
+@pytest.mark.parametrize("package", CHECKS)
+def test_every_finding_of_a_package_has_a_listed_id(package: str):
+    """What its sources give as a rule's id is in the list."""
+    findings, notes = rule_ids(package)
+    source = Path(__file__).parents[2] / "packages" / package.replace("_", "-") / "src"
+    given = emitted([path.read_text() for path in source.rglob("*.py")])
+    assert len(given) > 5
+    assert given <= {*findings, *notes}
+
+
 def test_contents_are_read_by_check():
     """Only the lines below the check's name count, a note is told from a finding, and the two names of a line agree."""
-    lines = "- [a-b](#a-b)\n- [c (resume)](#c-resume) (note)\n"
+    lines = "- [a-b](#a-b)\n- [c (mixed precision)](#c-mixed-precision) (note)\n"
     page = f"- [z](#z)\n\nOf the [some check](#the-some-check):\n\n{lines}\n- [d](#d)\n"
     assert contents(page, "some check") == (["a-b"], ["c"])
     with pytest.raises(AssertionError):
