@@ -104,7 +104,7 @@ class _Recorder:
 @pytest.fixture
 def recorder(monkeypatch):
     recorder = _Recorder()
-    for package in ("tl_accum", "tl_coverage", "tl_resume", "tl_telemetry"):
+    for package in ("tl_accum", "tl_amp", "tl_coverage", "tl_resume", "tl_telemetry"):
         monkeypatch.setattr(f"tl_pytest._runner.{package}", recorder)
     return recorder
 
@@ -196,6 +196,19 @@ def test_the_accumulation_check_passes_everything_on(recorder):
     ]
 
 
+def test_the_mixed_precision_check_passes_everything_on(recorder):
+    """The check of tl_amp gets all arguments; device and seed are the runner's unless they are given."""
+    runner = TrainingRunner(torch.device("meta"), 3)
+    options = {"loss_fn": None, "steps": 6, "every": 2, "max_skipped_fraction": 0.5, "allow": ["static-scale"]}
+    given = ("setup", "data", "step")
+    runner.assert_mixed_precision_training(*given, **options)
+    runner.assert_mixed_precision_training(*given, **options, device="cpu", seed=0)
+    assert recorder.calls == [
+        ("assert_mixed_precision_training", given, {**options, "device": torch.device("meta"), "seed": 3}),
+        ("assert_mixed_precision_training", given, {**options, "device": "cpu", "seed": 0}),
+    ]
+
+
 def test_the_defaults_are_those_of_the_checks():
     """A method has the parameters and defaults of its function; device and seed are None, which is the test's."""
     for name, method in vars(TrainingRunner).items():
@@ -230,6 +243,41 @@ def test_it(training_runner):
     with pytest.raises(CheckFailed) as caught:
         training_runner.assert_accumulation_equivalent(make_setup, make_batch(), undivided)
     assert caught.value.findings[0].rule == "loss-not-divided"
+"""
+    )
+    run_tests(source).assert_outcomes(passed=1)
+
+
+def test_the_runner_asserts_mixed_precision(run_tests, loop):
+    """training_runner.assert_mixed_precision_training returns the run, or fails with the finding."""
+    source = (
+        loop
+        + """
+import pytest
+from tl_pytest import CheckFailed, standard_step
+
+def scaled():
+    setup = make_setup()
+    setup.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    return setup
+
+def past_the_scaler(setup, batch):
+    setup.optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(setup.model(batch[0]), batch[1])
+    setup.scaler.scale(loss).backward()
+    setup.optimizer.step()
+    setup.scaler.update()
+    return loss
+
+def loss_fn(model, batch):
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+def test_it(training_runner):
+    run = training_runner.assert_mixed_precision_training(scaled, make_batch(), loss_fn=loss_fn, steps=6)
+    assert len(run.records) == 6
+    with pytest.raises(CheckFailed) as caught:
+        training_runner.assert_mixed_precision_training(scaled, make_batch(), past_the_scaler, steps=6)
+    assert caught.value.findings[0].rule == "stepped-past-scaler"
 """
     )
     run_tests(source).assert_outcomes(passed=1)

@@ -8,7 +8,7 @@ GUARD = """
 import sys
 
 def pytest_unconfigure():
-    watched = ("torch", "numpy", "tl_accum", "tl_core", "tl_coverage", "tl_resume", "tl_telemetry")
+    watched = ("torch", "numpy", "tl_accum", "tl_amp", "tl_core", "tl_coverage", "tl_resume", "tl_telemetry")
     heavy = [name for name in watched if name in sys.modules]
     print("imported:", ", ".join(heavy) or "nothing")
 """
@@ -53,4 +53,4 @@ def test_the_guard_sees_an_import(imported):
 def test_the_fixture_imports_torch(imported):
     """A test that uses a fixture brings torch and the checks."""
     (line,) = imported("def test_it(training_runner):\n    pass\n")
-    assert line == "imported: torch, numpy, tl_accum, tl_core, tl_coverage, tl_resume, tl_telemetry"
+    assert line == "imported: torch, numpy, tl_accum, tl_amp, tl_core, tl_coverage, tl_resume, tl_telemetry"

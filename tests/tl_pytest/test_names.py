@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tl_accum
+import tl_amp
 import tl_core
 import tl_coverage
 import tl_pytest
@@ -16,7 +17,7 @@ import tl_resume
 import tl_telemetry
 from tl_pytest._runner import TrainingRunner
 
-SIBLINGS = (tl_accum, tl_core, tl_coverage, tl_resume, tl_telemetry)
+SIBLINGS = (tl_accum, tl_amp, tl_core, tl_coverage, tl_resume, tl_telemetry)
 
 
 def test_all_names_of_the_checks_are_there():

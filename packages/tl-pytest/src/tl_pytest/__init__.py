@@ -17,6 +17,12 @@ if TYPE_CHECKING:
         check_accumulation_equivalent,
         split_batch,
     )
+    from tl_amp import (
+        AMP_FINDINGS,
+        AMP_NOTES,
+        assert_mixed_precision_training,
+        check_mixed_precision_training,
+    )
     from tl_core import (
         Batches,
         CheckFailed,
@@ -108,6 +114,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ACCUM_FINDINGS",
     "ACCUM_NOTES",
+    "AMP_FINDINGS",
+    "AMP_NOTES",
     "FINDINGS",
     "NOTES",
     "AccumulationReport",
@@ -150,6 +158,7 @@ __all__ = [
     "Warned",
     "assert_accumulation_equivalent",
     "assert_checkpoint_crash_safe",
+    "assert_mixed_precision_training",
     "assert_optimizer_coverage",
     "assert_resume_equivalent",
     "build_setup",
@@ -157,6 +166,7 @@ __all__ = [
     "capture_state",
     "check_accumulation_equivalent",
     "check_checkpoint_crash_safe",
+    "check_mixed_precision_training",
     "check_optimizer_coverage",
     "check_resume_equivalent",
     "check_rule_ids",
@@ -193,7 +203,7 @@ __all__ = [
     "zeroed_before_step",
 ]
 
-_HOMES = ("tl_core", "tl_coverage", "tl_telemetry", "tl_resume", "tl_accum", "tl_pytest._runner")
+_HOMES = ("tl_core", "tl_coverage", "tl_telemetry", "tl_resume", "tl_accum", "tl_amp", "tl_pytest._runner")
 
 
 def __getattr__(name: str) -> object:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import tl_accum
+import tl_amp
 import tl_coverage
 import tl_resume
 import tl_telemetry
@@ -292,5 +293,53 @@ class TrainingRunner:
             seed=self.seed if seed is None else seed,
             rtol=rtol,
             atol=atol,
+            allow=allow,
+        )
+
+    def assert_mixed_precision_training(
+        self,
+        make_setup: Callable[..., Any],
+        data: Any,
+        step: Callable[[TrainingSetup, Any], Any] | None = None,
+        *,
+        loss_fn: Callable[[Any, Any], Any] | None = None,
+        steps: int = 20,
+        every: int = 1,
+        max_skipped_fraction: float = 0.25,
+        device: str | torch.device | None = None,
+        seed: int | None = None,
+        allow: Iterable[str] = (),
+    ) -> TrainingRun:
+        """Assert that mixed precision is used right, as ``tl_amp.assert_mixed_precision_training`` does.
+
+        Args:
+            make_setup: Builds what a step uses: ``make_setup()`` or ``make_setup(device)``.
+            data: One batch, a list of batches, a loader, or a function from the step's index to a batch.
+            step: The person's step, ``step(setup, batch)``; either this or ``loss_fn``.
+            loss_fn: A loss for the standard step, ``loss_fn(model, batch)``; either this or ``step``.
+            steps: How many steps to run.
+            every: How many steps make one update.
+            max_skipped_fraction: Which share of the updates the GradScaler may skip, from 0 to 1.
+            device: Where to run; None means the test's device.
+            seed: The run's seed; None means the test's seed.
+            allow: Names of rules that the loop breaks on purpose.
+
+        Returns:
+            The run, when all is well.
+
+        Raises:
+            CheckFailed: Mixed precision, or the GradScaler, is used wrong.
+            NotJudged: Nothing could be judged.
+        """
+        return tl_amp.assert_mixed_precision_training(
+            make_setup,
+            data,
+            step,
+            loss_fn=loss_fn,
+            steps=steps,
+            every=every,
+            max_skipped_fraction=max_skipped_fraction,
+            device=self.device if device is None else device,
+            seed=self.seed if seed is None else seed,
             allow=allow,
         )
