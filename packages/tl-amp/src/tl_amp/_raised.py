@@ -13,7 +13,16 @@ from torch.amp import grad_scaler
 from tl_amp._acts import SCALED, direct_steps, fresh, is_scaled, known_scales, passes
 from tl_amp._words import together
 from tl_core import Finding
-from tl_telemetry import Backward, Event, Evidence, GradientsCleared, OptimizerStep, ScalerUpdate, Unscaling
+from tl_telemetry import (
+    Backward,
+    Event,
+    Evidence,
+    GradientsCleared,
+    OptimizerStep,
+    ScalerUpdate,
+    SkippedStep,
+    Unscaling,
+)
 
 _FILE = grad_scaler.__file__
 _TORCH = os.path.dirname(torch.__file__) + os.sep

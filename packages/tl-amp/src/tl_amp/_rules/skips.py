@@ -121,8 +121,8 @@ def _why(run: Evidence, late: list[Attempt], everything: bool, way: list[float])
             )
         return f"{what}, whatever the scale is", "look at this operation's inputs: a value outside of its domain"
     return (
-        f"undecided: NaN or Inf in the gradients of step {step}, from values beyond float16's 65504 or from an operation "
-        "outside of its domain",
+        f"undecided: NaN or Inf in the gradients of step {step}, from values beyond float16's 65504 or from an "
+        "operation outside of its domain",
         "check the batch of that step, and run it under torch.autograd.detect_anomaly() to see the operation",
     )
 
