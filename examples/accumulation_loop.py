@@ -1,9 +1,9 @@
 """A training loop with gradient accumulation that makes the updates that the big batch would make.
 
-A small language model is trained on written sums. Only the tokens of the answer count, and answers differ in length, so
-that micro-batches differ in how many tokens count: each loss is a sum, divided by the number of tokens of its whole
-group. The clip, the schedule and the average of the weights see complete groups only. An epoch has 18 micro-batches and a
-group has four: the last group of an epoch has two, and makes an update like the others.
+A small language model is trained on written sums. Only the tokens of the answer count, and answers differ in length,
+so that micro-batches differ in how many tokens count: each loss is a sum, divided by the number of tokens of its
+whole group. The clip, the schedule and the average of the weights see complete groups only. An epoch has 18 micro-
+batches and a group has four: the last group of an epoch has two, and makes an update like the others.
 
     python accumulation_loop.py
 """
