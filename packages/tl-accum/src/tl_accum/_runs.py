@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tl_accum._plan import Group, Plan, Step
-from tl_accum._switch import Met, switched
+from tl_accum._switch import Met, Switch, switched
 from tl_core import TrainingSetup, build_setup, noted, preserve_rng, seed_everything
 from tl_telemetry import (
     GradientAct,
@@ -115,8 +115,11 @@ class Session:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        steps = [plan.new_step(1), plan.new_step(plan.accumulation_steps)]
-        self._outside = Outside([plan.make_setup, plan.make_step, *steps])
+        with preserve_rng():
+            before = Outside([plan.make_setup, plan.make_step])
+            steps = [plan.new_step(1), plan.new_step(plan.accumulation_steps)]
+            before.reset()  # what make_step itself does to it is no part of a new process
+            self._outside = Outside([plan.make_setup, plan.make_step, *steps])
 
     def close(self) -> None:
         """Set what lies outside of the setup back to what it was."""
@@ -131,10 +134,10 @@ class Session:
             draws: which random numbers the steps get; other ones for another number.
             until: the number of groups; None runs all.
         """
-        with self._fresh(1, frozen, "full batches") as (run, step, log):
+        with self._fresh(1, frozen, "full batches") as (run, step, log, switch):
             for group in self.plan.groups[:until]:
                 _clear_gradients(run.setup)
-                self._group(run, step, log, group, [(indices[group.number], group.full)], draws)
+                self._group(run, step, log, switch, group, [(indices[group.number], group.full)], draws)
         return run
 
     def accumulated(self, *, frozen: Frozen, reference: Run, matches: Match) -> Run:
@@ -146,11 +149,11 @@ class Session:
             matches: tells, after a group, whether it agrees with the reference so far; the next group then starts
                 from the reference's weights, so that rounding does not add up.
         """
-        with self._fresh(self.plan.accumulation_steps, frozen, "micro-batches") as (run, step, log):
+        with self._fresh(self.plan.accumulation_steps, frozen, "micro-batches") as (run, step, log, switch):
             agreed = True
             for group in self.plan.groups:
                 calls = [(group.first + place, part) for place, part in enumerate(group.parts)]
-                self._group(run, step, log, group, calls, 0)
+                self._group(run, step, log, switch, group, calls, 0)
                 agreed = agreed and matches(run, group.number)
                 if agreed:
                     _take_over(reference.groups[group.number].end, run.setup)
@@ -158,36 +161,46 @@ class Session:
 
     def single(self, *, frozen: Frozen, indices: Sequence[int], number: int, part: int) -> Run:
         """Run the full batches before a group, and then one step on one micro-batch of it, as if it were a full one."""
-        with self._fresh(1, frozen, "full batches") as (run, step, log):
+        with self._fresh(1, frozen, "full batches") as (run, step, log, switch):
             for group in self.plan.groups[:number]:
                 _clear_gradients(run.setup)
-                self._group(run, step, log, group, [(indices[group.number], group.full)], 0)
+                self._group(run, step, log, switch, group, [(indices[group.number], group.full)], 0)
             group = self.plan.groups[number]
             _clear_gradients(run.setup)
-            self._group(run, step, log, group, [(indices[number], group.parts[part])], 0)
+            self._group(run, step, log, switch, group, [(indices[number], group.parts[part])], 0)
         return run
 
     @contextmanager
-    def _fresh(self, accumulation_steps: int, frozen: Frozen, what: str) -> Iterator[tuple[Run, Step, GradientLog]]:
+    def _fresh(
+        self, accumulation_steps: int, frozen: Frozen, what: str
+    ) -> Iterator[tuple[Run, Step, GradientLog, Switch]]:
         plan = self.plan
         self._outside.reset()
         log = GradientLog()
         with preserve_rng():
             seed_everything(plan.seed)
             step = plan.new_step(accumulation_steps)
+            seed_everything(plan.seed)
             setup = build_setup(plan.make_setup, plan.device)
             with observe(setup, track_updates=False, gradients=log) as training:
                 run = Run(setup, training)
                 modules = dict(setup.model.named_modules())
                 held = tuple(modules[name] for name in frozen.modules if name in modules)
                 with (
-                    switched(run.met, no_dropout=plan.disable_dropout, frozen=held, fixed=frozen.batch_norm),
+                    switched(run.met, no_dropout=plan.disable_dropout, frozen=held, fixed=frozen.batch_norm) as switch,
                     noted(f"raised in the run over {what}"),
                 ):
-                    yield run, step, log
+                    yield run, step, log, switch
 
     def _group(
-        self, run: Run, step: Step, log: GradientLog, group: Group, calls: Sequence[tuple[int, Any]], draws: int
+        self,
+        run: Run,
+        step: Step,
+        log: GradientLog,
+        switch: Switch,
+        group: Group,
+        calls: Sequence[tuple[int, Any]],
+        draws: int,
     ) -> None:
         setup = run.setup
         # one dropout by hand then draws the same for a full batch and for its micro-batches
@@ -198,7 +211,7 @@ class Session:
             setup.step_index = index
             batch = self.plan.fresh(part)
             scale = loss_scale(setup)
-            with run.training.step(batch) as current, noted(_where(index, place, calls, group)):
+            with run.training.step(batch) as current, noted(_where(index, place, calls, group)), switch:
                 current.loss = step(setup, batch)
             after = capture_state(setup)
             changed = [d for d in compare_captures(now, after) if d.piece.kind != "gradients"]

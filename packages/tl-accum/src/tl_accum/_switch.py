@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -29,12 +30,13 @@ _DROPOUTS: dict[Any, tuple[str, Any]] = {
 _DROPOUTS[F.scaled_dot_product_attention] = ("dropout_p", 0.0)
 _DROPOUTS[F.multi_head_attention_forward] = ("dropout_p", 0.0)
 
-# The same of torch's own functions, by the place of the argument.
+# The same of torch's own functions, which have no signatures: the argument's place and name.
 _TORCH_DROPOUTS = {
-    getattr(torch, name): (2, False)
+    getattr(torch, name): (2, "train")
     for name in (
         "dropout",
         "dropout_",
+        "native_dropout",
         "alpha_dropout",
         "alpha_dropout_",
         "feature_dropout",
@@ -43,6 +45,7 @@ _TORCH_DROPOUTS = {
         "feature_alpha_dropout_",
     )
 }
+_TORCH_DROPOUTS |= {torch.rrelu: (3, "training"), torch.rrelu_: (3, "training")}
 _RNNS = frozenset(getattr(torch, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -93,12 +96,12 @@ class Switch(TorchFunctionMode):
             self._met.dropped = self._met.dropped or bool(kwargs.get(name))
             return (), {**kwargs, name: value}
         if func in _TORCH_DROPOUTS:
-            place, value = _TORCH_DROPOUTS[func]
+            place, name = _TORCH_DROPOUTS[func]
             if len(args) > place:
                 self._met.dropped = self._met.dropped or bool(args[place])
-                return (*args[:place], value, *args[place + 1 :]), kwargs
-            self._met.dropped = self._met.dropped or bool(kwargs.get("train"))
-            return args, {**kwargs, "train": value}
+                return (*args[:place], False, *args[place + 1 :]), kwargs
+            self._met.dropped = self._met.dropped or bool(kwargs.get(name))
+            return args, {**kwargs, name: False}
         if func in _RNNS:
             # (input, hx, weights, biases, num_layers, dropout, ...), packed (data, batch_sizes, hx, weights, ...)
             place = 5 if isinstance(args[3], bool) else 6
@@ -135,14 +138,19 @@ def _bound(func: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def switched(met: Met, *, no_dropout: bool, frozen: tuple[nn.Module, ...] = (), fixed: bool = False) -> Iterator[None]:
-    """Run steps without dropout and, where asked, with fixed batch statistics and some modules in eval mode.
+def switched(
+    met: Met, *, no_dropout: bool, frozen: tuple[nn.Module, ...] = (), fixed: bool = False
+) -> Iterator[Switch]:
+    """Make ready to run steps without dropout and, where asked, with fixed batch statistics.
 
     Args:
         met: what was met is noted there.
         no_dropout: whether dropout is off.
         frozen: modules that run in eval mode, whatever mode the step puts them in.
         fixed: whether batch statistics are replaced by fixed ones.
+
+    Yields:
+        The switch. It is on within ``with switch:``, and in backward passes.
     """
     with ExitStack() as stack:
         for module in frozen:
@@ -150,30 +158,77 @@ def switched(met: Met, *, no_dropout: bool, frozen: tuple[nn.Module, ...] = (), 
             # before the hooks of a spectral norm, which look at the mode too
             stack.callback(module.register_forward_pre_hook(before, prepend=True).remove)
             stack.callback(module.register_forward_hook(after, always_call=True).remove)
-        # compiled code would have to be compiled again for these calls
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
         switch = Switch(met, no_dropout=no_dropout, fixed_statistics=fixed)
-        stack.enter_context(_on_in_backward(switch))
-        stack.enter_context(switch)
-        yield
+        stack.enter_context(_reaching(switch))
+        yield switch
+
+
+_lock = threading.Lock()
+_installed: ExitStack | None = None
+_num_switches = 0
+
+
+class _Here(threading.local):
+    """The switches of a thread, the outermost first."""
+
+    def __init__(self) -> None:
+        self.switches: list[Switch] = []
+
+
+_here = _Here()
 
 
 @contextmanager
-def _on_in_backward(switch: Switch) -> Iterator[None]:
-    """Keep the switch on within backward passes: checkpointing runs forward passes there, and hooks run."""
+def _reaching(switch: Switch) -> Iterator[None]:
+    """Let this thread's switch reach into compiled code and backward passes.
+
+    Both take replacing something of the whole process: the first switch does, and the last one puts it back, in
+    whatever order the threads leave.
+    """
+    global _installed, _num_switches
+    with _lock:
+        if _installed is None:
+            _installed = _install()
+        _num_switches += 1
+    _here.switches.append(switch)
+    try:
+        yield
+    finally:
+        _here.switches.remove(switch)
+        with _lock:
+            _num_switches -= 1
+            if not _num_switches:
+                _installed.close()
+                _installed = None
+
+
+def _install() -> ExitStack:
+    stack = ExitStack()
+    # compiled code would have to be compiled again for these calls
+    stack.enter_context(torch.compiler.set_stance("force_eager"))
+    stack.enter_context(_on_in_backward())
+    return stack
+
+
+@contextmanager
+def _on_in_backward() -> Iterator[None]:
+    """Keep switches on within backward passes: checkpointing runs forward passes there, and hooks run."""
     # a function mode is off while a function that it was told of runs, and backward() is one
     engine: Any = torch.autograd
     original = engine._engine_run_backward
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        with switch:
+        with ExitStack() as stack:
+            for switch in _here.switches:
+                stack.enter_context(switch)
             return original(*args, **kwargs)
 
     engine._engine_run_backward = run_backward
     try:
         yield
     finally:
-        engine._engine_run_backward = original
+        if engine._engine_run_backward is run_backward:
+            engine._engine_run_backward = original
 
 
 def _in_eval_mode(module: nn.Module) -> tuple[Callable[..., None], Callable[..., None]]:
