@@ -151,7 +151,7 @@ def test_a_rule_of_the_crash_check_that_is_forgotten_is_seen():
 
 
 # Of each check whose rules are a package's: its name on the rules' page, and what its constants begin with.
-CHECKS = {"tl_accum": ("accumulation check", "ACCUM")}
+CHECKS = {"tl_accum": ("accumulation check", "ACCUM"), "tl_amp": ("mixed-precision check", "AMP")}
 
 
 def rule_ids(package: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
