@@ -8,7 +8,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tl_telemetry import Backward, Clip, Evidence, LossTerm, OptimizerStep, ScalerUpdate, SkippedStep, Unscaling
+from tl_telemetry import (
+    Backward,
+    Clip,
+    Evidence,
+    GradientsCleared,
+    LossTerm,
+    OptimizerStep,
+    ScalerUpdate,
+    SkippedStep,
+    Unscaling,
+)
+
+# What an event's portions call content that no backward pass put there.
+BY_HAND = -1
 
 SCALED, PARTLY, UNSCALED = "scaled", "partly scaled", "unscaled"
 
@@ -120,9 +133,24 @@ def direct_steps(run: Evidence) -> list[Stepped]:
     ]
 
 
-def fresh(event: OptimizerStep | Unscaling | Clip) -> list[int]:
-    """Return the backward passes in its gradients that no earlier update of these parameters had used."""
-    return sorted({number for portion in event.portions for number in portion.unused})
+def fresh(run: Evidence, event: OptimizerStep | Unscaling | Clip) -> list[int]:
+    """Return the backward passes in its gradients that no earlier update of these parameters had used.
+
+    Where somebody edited the gradients after a backward pass, what they held is still that pass's.
+    """
+    numbers = {number for portion in event.portions for number in portion.unused}
+    edited = {i for portion in event.portions if portion.source == (BY_HAND,) for i in portion.parameters}
+    if not edited:
+        return sorted(numbers)
+    for place in range(run.places[id(event)] - 1, -1, -1):
+        earlier = run.events[place][1]
+        if isinstance(earlier, Backward) and not edited.isdisjoint(earlier.filled):
+            return sorted({*numbers, earlier.number})
+        if isinstance(earlier, GradientsCleared) and not edited.isdisjoint(earlier.cleared):
+            break
+        if isinstance(earlier, (OptimizerStep, SkippedStep)) and earlier.optimizer == getattr(event, "optimizer", ""):
+            break
+    return sorted(numbers)
 
 
 def known_scales(run: Evidence) -> set[float]:

@@ -283,7 +283,7 @@ def _nothing_to_update(run: Evidence, call: Raised) -> Finding:
         stepped
         for stepped in direct_steps(run)
         if stepped.step == call.step
-        and any(n in known and is_scaled(known[n].event, values) == SCALED for n in fresh(stepped.event))
+        and any(n in known and is_scaled(known[n].event, values) == SCALED for n in fresh(run, stepped.event))
     ]
     if direct and not any(isinstance(event, Unscaling) for _, event in call.since):
         sites = together(stepped.event.site for stepped in direct)
@@ -296,6 +296,18 @@ def _nothing_to_update(run: Evidence, call: Raised) -> Finding:
             f"{together(repr(stepped.event.optimizer) for stepped in direct)} was stepped directly at {sites}, on the "
             "scaled gradients of a loss that the GradScaler had multiplied by its scale",
             run.named({i for stepped in direct for i in stepped.event.graded}),
+        )
+    idle = [e for _, e in call.since if isinstance(e, OptimizerStep) and e.scaler is not None and not e.graded]
+    if any(event.lost for event in idle):
+        lost = {i for event in idle for i in event.lost}
+        return _finding(
+            call,
+            "zeroed-before-step",
+            "zero_grad() came between backward() and scaler.step(): no gradient is left to unscale or to apply",
+            "move zero_grad() before backward(), or after scaler.step()",
+            f"the gradients of {run.shown(lost)}, which a backward pass had filled, were None when scaler.step() ran "
+            f"at {together(event.site for event in idle)}",
+            run.named(lost),
         )
     earlier = [(record.step, event) for record, event in run.events if isinstance(event, ScalerUpdate) and event.site]
     again = ""

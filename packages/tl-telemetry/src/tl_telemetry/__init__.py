@@ -33,6 +33,7 @@ from tl_telemetry._record import ParameterFigures, StepRecord
 from tl_telemetry._rule_ids import FINDINGS, NOTES
 from tl_telemetry._rules.bounds import non_finite
 from tl_telemetry._rules.cleared import zeroed_before_step
+from tl_telemetry._rules.finite import explain_nonfinite
 from tl_telemetry._rules.unstepped import never_stepped
 from tl_telemetry._rules.updates import update_rounds_away
 from tl_telemetry._run import TrainingRun
@@ -70,6 +71,7 @@ __all__ = [
     "capture_outside",
     "capture_state",
     "compare_captures",
+    "explain_nonfinite",
     "first_divergence",
     "is_own_namespace",
     "largest_gap",

@@ -114,10 +114,12 @@ class _FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Follow which module of the model runs."""
 
         def begins(module: nn.Module, args: Any) -> None:
-            self._running.append(self._names.get(id(module), ""))
+            if not torch.compiler.is_compiling():  # what is written there would be traced
+                self._running.append(self._names.get(id(module), ""))
 
         def ended(module: nn.Module, args: Any, output: Any) -> None:
-            self._running.pop()
+            if not torch.compiler.is_compiling() and self._running:
+                self._running.pop()
 
         handles = (
             nn_module.register_module_forward_pre_hook(begins),

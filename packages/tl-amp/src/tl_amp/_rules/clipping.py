@@ -50,7 +50,9 @@ def _scale_at(run: Evidence, place: int, clip: Clip) -> float:
     """Return the scale that the gradients of a clip are still multiplied by; 1 if they are not, or if it is unknown."""
     known = passes(run)
     values = known_scales(run)
-    scaled = [known[n] for n in fresh(clip) if n in known and is_scaled(known[n].event, values) in (SCALED, PARTLY)]
+    scaled = [
+        known[n] for n in fresh(run, clip) if n in known and is_scaled(known[n].event, values) in (SCALED, PARTLY)
+    ]
     if not scaled:
         return 1.0
     last = max(passed.place for passed in scaled)

@@ -21,7 +21,7 @@ def non_finite(run: Evidence) -> Iterator[Finding]:
     """See losses, applied gradients and final weights that are not finite; an overflow of float16 is told as such."""
     for finding in telemetry_non_finite(run):
         first = finding.evidence.get("first_step")
-        made = overflow(run, first) if isinstance(first, int) else None
+        made = overflow(made_in(run, first)) if isinstance(first, int) else None
         if made is None:
             yield finding
             continue
@@ -33,9 +33,9 @@ def non_finite(run: Evidence) -> Iterator[Finding]:
         )
 
 
-def overflow(run: Evidence, step: int) -> str | None:
-    """Name the operation of a step's forward pass that first went beyond float16; None if there is none."""
-    made = next((made for made in made_in(run, step) if not made.backward), None)
+def overflow(operations: tuple[Any, ...]) -> str | None:
+    """Name the operation of a forward pass that first went beyond float16; None if there is none."""
+    made = next((made for made in operations if not made.backward), None)
     if made is None or made.dtype is not torch.float16 or made.nan or made.given:
         return None
     where = f" in module {made.module!r}" if made.module else ""

@@ -16,8 +16,10 @@ from tl_telemetry import Clip, Evidence, Unscaling
 NEAR = 2e-3
 # From this difference on, a norm was changed, and norms differ from one another.
 CHANGED = 1e-2
-# How often a bound is reached before it counts as one.
+# How often a bound is reached before it counts as one; less often where it is reached exactly.
 REACHED = 3
+REACHED_EXACTLY = 2
+EXACT = 1e-4
 
 
 class Edit(NamedTuple):
@@ -51,7 +53,7 @@ def clipped_by_hand(run: Evidence) -> Iterator[Finding]:
 def _norms_before(run: Evidence, unscaled: Unscaled) -> dict[int, float]:
     """Return the norms that the last backward pass left, if nothing but somebody's own code came after it."""
     known = passes(run)
-    numbers = [number for number in fresh(unscaled.event) if number in known]
+    numbers = [number for number in fresh(run, unscaled.event) if number in known]
     if not numbers:
         return {}
     last = known[numbers[-1]]
@@ -100,12 +102,17 @@ def _held(edits: list[Edit]) -> list[Edit]:
         return []
     hits = [e for e in finite if e.after >= bound * (1 - NEAR) and e.before > e.after * (1 + CHANGED)]
     others = [e for e in finite if e not in hits]
-    reached = len({edit.update.place for edit in hits}) >= REACHED
+    exact = [edit for edit in hits if edit.after >= bound * (1 - EXACT)]
+    reached = _num_updates(hits) >= REACHED or _num_updates(exact) >= REACHED_EXACTLY
     before = [edit.before for edit in hits]
     varies = bool(before) and max(before) > min(before) * (1 + CHANGED)
     # what is below the bound is left alone
     alone = all(math.isclose(e.before, e.after, rel_tol=CHANGED) for e in others)
     return hits if reached and varies and alone else []
+
+
+def _num_updates(edits: list[Edit]) -> int:
+    return len({edit.update.place for edit in edits})
 
 
 def _follows_scale(edits: list[Edit], hits: list[Edit]) -> bool:
@@ -127,7 +134,7 @@ def _finding(run: Evidence, name: str, what: str, hits: list[Edit], updates: int
     return Finding(
         rule="clip-before-unscale",
         seen=f"before unscale_, the {what} of {name!r} was brought to {number(bound)} in "
-        f"{len({edit.update.place for edit in hits})} of {several(updates, 'update')} ({at(hit)}), from "
+        f"{_num_updates(hits)} of {several(updates, 'update')} ({at(hit)}), from "
         f"{number(min(before))} to {number(max(before))}, and left alone below it: the gradients are clipped by hand "
         f"while they are still {scales(values)} times too large",
         cause="clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is "

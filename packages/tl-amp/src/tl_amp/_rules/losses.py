@@ -32,27 +32,27 @@ def loss_not_scaled(run: Evidence) -> Iterator[Finding]:
     values = known_scales(run)
     known = passes(run)
     status = {number: is_scaled(passed.event, values) for number, passed in known.items()}
-    updates = [u for u in unscalings(run) if u.scale != 1.0 and any(n in known for n in fresh(u.event))]
+    updates = [u for u in unscalings(run) if u.scale != 1.0 and any(n in known for n in fresh(run, u.event))]
     none: list[Unscaled] = []
     mixed: list[Unscaled] = []
     for unscaled in updates:
-        kinds = [status[n] for n in fresh(unscaled.event) if n in status]
+        kinds = [status[n] for n in fresh(run, unscaled.event) if n in status]
         if all(kind == UNSCALED for kind in kinds):
             none.append(unscaled)
         elif any(kind in (UNSCALED, PARTLY) for kind in kinds):
             mixed.append(unscaled)
     if none:
-        yield _not_scaled(run, _of(known, none), none, len(updates))
+        yield _not_scaled(run, _of(run, known, none), none, len(updates))
     if mixed:
-        concerned = _of(known, mixed)
+        concerned = _of(run, known, mixed)
         plain = [passed for passed in concerned if status[passed.event.number] == UNSCALED]
         partly = [passed for passed in concerned if status[passed.event.number] == PARTLY]
         whole = [passed for passed in concerned if status[passed.event.number] == SCALED]
         yield _one_of_several(run, plain, partly, whole, mixed, len(updates))
 
 
-def _of(known: dict[int, Passed], updates: Iterable[Unscaled]) -> list[Passed]:
-    numbers = {number for unscaled in updates for number in fresh(unscaled.event)}
+def _of(run: Evidence, known: dict[int, Passed], updates: Iterable[Unscaled]) -> list[Passed]:
+    numbers = {number for unscaled in updates for number in fresh(run, unscaled.event)}
     return [known[number] for number in sorted(numbers) if number in known]
 
 

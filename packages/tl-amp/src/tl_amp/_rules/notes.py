@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
-from tl_amp._acts import factor, own_scalers, passes
+from tl_amp._acts import BY_HAND, factor, own_scalers, passes
 from tl_amp._words import at, quoted, scale_of, several, telling, together
 from tl_core import Finding
 from tl_telemetry import Evidence, OptimizerStep
 
 # A number that multiplies a loss and is a power of two from here on is a loss scale rather than a weight.
 LEAST_SCALE = 2.0**6
-BY_HAND = -1
 
 _LOW = (torch.float16, torch.bfloat16)
 

@@ -6,11 +6,13 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
+
 from tl_amp._acts import Attempt, attempts
 from tl_amp._rules.finite import FLOAT16_FIX, made_in, overflow
 from tl_amp._words import at, history, several, telling
 from tl_core import Finding
-from tl_telemetry import Evidence, ScalerUpdate, StateMoved
+from tl_telemetry import Evidence, ScalerUpdate, StateMoved, explain_nonfinite
 
 # A scale below this makes nothing larger any more.
 LEAST_SCALE = 1.0
@@ -103,28 +105,21 @@ def _finding(
 def _why(run: Evidence, late: list[Attempt], everything: bool, way: list[float]) -> tuple[str, str]:
     """Return the cause of skipped updates, and the fix, as far as repeating one of them tells."""
     step = late[-1].step
-    forward = overflow(run, step)
+    made = made_in(run, step)
+    forward = overflow(made)
     if forward is not None:
         return f"{forward} in step {step}, whatever the scale is", FLOAT16_FIX
-    made = made_in(run, step)
-    if made:
-        first = made[0]
-        kind = "NaN" if first.nan else "Inf"
-        what = f"{first} turned finite values into {kind} in step {step}"
-        if first.backward and not first.nan:
-            grows = any(b > a for a, b in itertools.pairwise(way))
-            again = " again each time the scale has grown" if grows and not everything else ""
-            return (
-                f"{what}: scaled gradients overflow there{again}",
-                "let the scale grow less often (growth_interval, 2000 by default), compute this part in float32, or "
-                "use bfloat16",
-            )
-        return f"{what}, whatever the scale is", "look at this operation's inputs: a value outside of its domain"
-    return (
-        f"undecided: NaN or Inf in the gradients of step {step}, from values beyond float16's 65504 or from an "
-        "operation outside of its domain",
-        "check the batch of that step, and run it under torch.autograd.detect_anomaly() to see the operation",
-    )
+    first = next(iter(made), None)
+    if first is not None and first.backward and first.dtype is torch.float16 and not first.nan:
+        grows = any(b > a for a, b in itertools.pairwise(way))
+        again = " again each time the scale has grown" if grows and not everything else ""
+        return (
+            f"{first} turned finite values into Inf in step {step}: scaled gradients overflow float16 there{again}",
+            "let the scale grow less often (growth_interval, 2000 by default), compute this part in float32, or use "
+            "bfloat16",
+        )
+    cause, fix, _ = explain_nonfinite(run, step, at_end=False)
+    return cause, fix
 
 
 def _unseen(run: Evidence, every: int, allowed: float) -> Iterator[Finding]:

@@ -70,7 +70,7 @@ def _variable(name: str) -> str:
 def _scale_left(run: Evidence, stepped: Stepped) -> tuple[float, str]:
     """Return the scale that the gradients of a direct step still held (1: none), and the line of their backward."""
     event = stepped.event
-    numbers = fresh(event)
+    numbers = fresh(run, event)
     known = passes(run)
     scaled = [
         known[n] for n in numbers if n in known and is_scaled(known[n].event, known_scales(run)) in (SCALED, PARTLY)

@@ -22,7 +22,7 @@ def unscaled_again(run: Evidence) -> Iterator[Finding]:
         again: list[Unscaled] = []
         longest = times = 1
         for before, now in itertools.pairwise(found):
-            held = set(fresh(before.event)) & set(fresh(now.event))
+            held = set(fresh(run, before.event)) & set(fresh(run, now.event))
             stepped = any(before.place < place < now.place for place in places)
             times = times + 1 if held and not stepped else 1
             longest = max(longest, times)
@@ -78,7 +78,7 @@ def update_between_steps(run: Evidence) -> Iterator[Finding]:
     found = unscalings(run)
     hits: list[tuple[Unscaled, str, str]] = []
     for unscaled in found:
-        places = [known[number].place for number in fresh(unscaled.event) if number in known]
+        places = [known[number].place for number in fresh(run, unscaled.event) if number in known]
         if not places:
             continue
         last = max(places)

@@ -12,7 +12,7 @@ from tl_telemetry._events import OptimizerStep
 from tl_telemetry._evidence import Evidence, at, number, several, telling
 from tl_telemetry._rules.finite import (
     began_nonfinite,
-    explain,
+    explain_nonfinite,
     explain_update,
     growth_before,
     nonfinite_at_end,
@@ -62,7 +62,7 @@ def non_finite(run: Evidence) -> Iterator[Finding]:
     if spoiled is not None and not began_nonfinite(run):
         cause, fix = explain_update(run, *spoiled)
     else:
-        cause, fix, evidence = explain(run, first, at_end=not bad_losses and applied is None)
+        cause, fix, evidence = explain_nonfinite(run, first, at_end=not bad_losses and applied is None)
     yield Finding(
         rule="non-finite",
         seen="; ".join(where),

@@ -250,8 +250,17 @@ def began_nonfinite(run: Evidence) -> list[str]:
     return [name for name in run.facts.start.nonfinite() if name in parameters]
 
 
-def explain(run: Evidence, first: int, *, at_end: bool) -> tuple[str, str, dict[str, object]]:
-    """Return (cause, fix, evidence) of the first non-finite value, in step ``first``."""
+def explain_nonfinite(run: Evidence, first: int, *, at_end: bool) -> tuple[str, str, dict[str, object]]:
+    """Say where the first non-finite value of a run came from; repeats the run up to that step.
+
+    Args:
+        run: the evidence.
+        first: the step in which it appeared.
+        at_end: whether it was only seen at the end of the run, in the weights.
+
+    Returns:
+        The cause, the fix, and what they are based on.
+    """
     began_so = began_nonfinite(run)
     if began_so:
         return (
