@@ -25,7 +25,7 @@ spec.loader.exec_module(loops)
 
 UNDECIDED = (
     "undecided: its length counts something else than its steps (epochs, micro-batches, updates), or is that of "
-    "another training"
+    "a longer or shorter training"
 )
 
 
@@ -51,7 +51,7 @@ SCHEDULES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "cosine too long": (
         lambda o: lr_scheduler.CosineAnnealingLR(o, 100),
         "(CosineAnnealingLR, T_max=100) is over after 100 steps of its own, but makes only 40 in the 40 updates of "
-        "'optimizer': training ends before that",
+        "'optimizer', which end before that",
     ),
     "one cycle": (
         lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=30),
@@ -71,31 +71,31 @@ SCHEDULES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a warmup that never ends": (
         lambda o: lr_scheduler.LinearLR(o, 0.1, total_iters=100),
         "(LinearLR, total_iters=100) is over after 100 steps of its own, but makes only 40 in the 40 updates of "
-        "'optimizer': training ends before that",
+        "'optimizer', which end before that",
     ),
     "a constant warmup that never ends": (
         lambda o: lr_scheduler.ConstantLR(o, 0.1, total_iters=100),
         "(ConstantLR, total_iters=100) is over after 100 steps of its own, but makes only 40 in the 40 updates of "
-        "'optimizer': training ends before that",
+        "'optimizer', which end before that",
     ),
     "the last of a sequence": (
         lambda o: lr_scheduler.SequentialLR(
             o, [lr_scheduler.ConstantLR(o), lr_scheduler.CosineAnnealingLR(o, 40)], milestones=[5]
         ),
         "(SequentialLR, 5 steps and then CosineAnnealingLR, T_max=40) is over after 45 steps of its own, but makes "
-        "only 40 in the 40 updates of 'optimizer': training ends before that",
+        "only 40 in the 40 updates of 'optimizer', which end before that",
     ),
     "a sequence whose last never begins": (
         lambda o: lr_scheduler.SequentialLR(
             o, [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.9)], milestones=[80]
         ),
         "(SequentialLR, milestones=[80]) begins its last schedule after 80 steps of its own, but makes only 40 in the "
-        "40 updates of 'optimizer': training ends before that",
+        "40 updates of 'optimizer', which end before that",
     ),
     "one of a chain": (
         lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(o), lr_scheduler.CosineAnnealingLR(o, 400)]),
         "(CosineAnnealingLR, T_max=400) is over after 400 steps of its own, but makes only 40 in the 40 updates of "
-        "'optimizer': training ends before that",
+        "'optimizer', which end before that",
     ),
     "a function's keyword": (
         lambda o: lr_scheduler.LambdaLR(o, loops.to_zero(10)),
@@ -130,6 +130,15 @@ def test_each_schedule_has_its_horizon(name: str):
     (note,) = told(trained(make), 40)
     assert note.seen == f"'scheduler' {seen}"
     assert note.cause == UNDECIDED
+
+
+def test_the_fix_of_a_longer_schedule_tells_of_the_whole_training():
+    """The updates that were given may be those of a test's run, for which nobody builds a schedule."""
+    (note,) = told(trained(lambda o: lr_scheduler.CosineAnnealingLR(o, 100)), 40)
+    assert note.fix == (
+        "give it the number of steps that it makes, 40, or step it as often as its length says; nothing, if it is "
+        "meant, or where these updates are a part of the training: then pass the number of all as num_updates="
+    )
 
 
 def test_schedules_of_several_groups_are_named_once():
@@ -191,7 +200,7 @@ def test_a_whole_run_is_counted():
     """Where the run makes all updates, its scheduler's steps are counted, however irregular they are."""
     run = trained(partial(lr_scheduler.CosineAnnealingLR, T_max=9), every=15)
     (note,) = told(run, 20)
-    assert "but makes only 1 in the 20 updates of 'optimizer': training" in note.seen
+    assert "but makes only 1 in the 20 updates of 'optimizer', which" in note.seen
     assert told(run, 20, "not-judged") == []
     assert told(trained(partial(lr_scheduler.CosineAnnealingLR, T_max=9), every=100), 20) == []
 

@@ -21,7 +21,7 @@ MESSAGE = """\
 [schedule-horizon] 'scheduler' (CosineAnnealingLR, T_max=5) is over after 5 steps of its own, and makes 40 in the 40 \
 updates of 'optimizer': from its step 6 on the rate rises again
   cause: undecided: its length counts something else than its steps (epochs, micro-batches, updates), or is that of \
-another training
+a longer or shorter training
   fix: give it the number of steps that it makes, 40, or step it as often as its length says; nothing, if it is meant"""
 
 

@@ -40,9 +40,10 @@ def _note(
     run: Evidence, name: str, optimizer: str, horizon: Horizon, steps: int, rhythm: tuple[int, int] | None
 ) -> Finding:
     planned = run.options.num_updates[optimizer]
-    makes, then = "and makes", ""
+    makes, then, part = "and makes", "", ""
     if horizon.steps > steps:
-        makes, then = "but makes only", ": training ends before that"
+        makes, then = "but makes only", ", which end before that"
+        part = ", or where these updates are a part of the training: then pass the number of all as num_updates="
     elif horizon.then:
         then = f": from its step {horizon.steps + 1} on {horizon.then}"
     return Finding(
@@ -51,7 +52,7 @@ def _note(
         f"{steps} in the {several(planned, 'update')} of {optimizer!r}{_in_words(rhythm)}{then}",
         _cause(run, optimizer, horizon.steps, steps),
         f"give it the number of steps that it makes, {steps}, or step it as often as its length says; nothing, if it "
-        "is meant",
+        f"is meant{part}",
         evidence={"horizon": horizon.steps, "scheduler_steps": steps, "updates": planned},
     )
 
@@ -119,5 +120,5 @@ def _cause(run: Evidence, optimizer: str, horizon: int, steps: int) -> str:
         return f"its length is the number of backward passes ({each} an update), which it does not step with"
     return (
         "undecided: its length counts something else than its steps (epochs, micro-batches, updates), or is that of "
-        "another training"
+        "a longer or shorter training"
     )
