@@ -30,22 +30,22 @@ _DROPOUTS: dict[Any, tuple[str, Any]] = {
 _DROPOUTS[F.scaled_dot_product_attention] = ("dropout_p", 0.0)
 _DROPOUTS[F.multi_head_attention_forward] = ("dropout_p", 0.0)
 
-# The same of torch's own functions, which have no signatures: the argument's place and name.
+# The same of torch's own functions, which have no signatures, and of their operators, which exported modules call: the
+# argument's place and name.
 _TORCH_DROPOUTS = {
-    getattr(torch, name): (2, "train")
-    for name in (
-        "dropout",
-        "dropout_",
-        "native_dropout",
-        "alpha_dropout",
-        "alpha_dropout_",
-        "feature_dropout",
-        "feature_dropout_",
-        "feature_alpha_dropout",
-        "feature_alpha_dropout_",
-    )
+    function: place
+    for name, place in {
+        "dropout": (2, "train"),
+        "native_dropout": (2, "train"),
+        "alpha_dropout": (2, "train"),
+        "feature_dropout": (2, "train"),
+        "feature_alpha_dropout": (2, "train"),
+        "rrelu": (3, "training"),
+    }.items()
+    for own in (name, f"{name}_")
+    if hasattr(torch, own)  # native_dropout has no form that works in place
+    for function in (getattr(torch, own), getattr(torch.ops.aten, own), getattr(torch.ops.aten, own).default)
 }
-_TORCH_DROPOUTS |= {torch.rrelu: (3, "training"), torch.rrelu_: (3, "training")}
 _RNNS = frozenset(getattr(torch, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
