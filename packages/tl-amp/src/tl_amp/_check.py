@@ -10,6 +10,7 @@ import torch
 from tl_amp._raised import in_scaler, raised
 from tl_amp._rule_ids import AMP_FINDINGS, AMP_NOTES, EXPLAINS
 from tl_amp._rules import rules
+from tl_amp._rules.unscaling import unscaled_again
 from tl_core import CheckFailed, Report, TrainingSetup, check_rule_ids
 from tl_telemetry import TrainingRun, run_training
 
@@ -104,7 +105,7 @@ def _judge(
     if run.error is not None:
         if not in_scaler(run.error):
             raise run.error
-        judging = (raised(run.error),)
+        judging = (unscaled_again, raised(run.error))
     report = run.judge(
         judging, check=CHECK, notes=AMP_NOTES, allow=allowed, explains=EXPLAINS, every=every if every > 1 else None
     )

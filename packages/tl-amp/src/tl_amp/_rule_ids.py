@@ -36,7 +36,7 @@ AMP_NOTES = (
 EXPLAINS = {
     "stepped-past-scaler": frozenset({"clip-before-unscale", "non-finite", "float16-overflow", "skipped-updates"}),
     "loss-not-scaled": frozenset({"never-stepped", "update-rounds-away"}),
-    "unscaled-again": frozenset({"update-between-steps", "skipped-updates"}),
+    "unscaled-again": frozenset({"update-between-steps", "skipped-updates", "missing-update", "extra-update"}),
     "update-between-steps": frozenset({"skipped-updates"}),
     "zeroed-before-step": frozenset({"skipped-updates", "never-stepped"}),
     "float16-overflow": frozenset({"skipped-updates", "moved-on-skipped", "ahead-of-updates"}),

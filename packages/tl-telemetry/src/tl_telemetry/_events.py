@@ -23,7 +23,7 @@ class LossTerm:
     """A loss that a backward pass began at, or one term of a sum of losses."""
 
     name: str  # of the graph node that made it, without scalings and conversions: "MseLossBackward0"
-    dtype: torch.dtype | None  # its own, before it was scaled or converted; None where torch does not tell
+    dtype: torch.dtype | None  # its own, or float16 or bfloat16 if it passed through that on its way to the root
     scaler: str | None  # the GradScaler whose scale multiplies it; None: none of the known ones does
     factors: tuple[float | Span, ...]  # what else multiplies it: numbers, and scalars that need no gradient
     known: bool  # False where what multiplies it could not be read (compiled code, saved tensors with hooks)

@@ -170,8 +170,9 @@ class Recorder:
         leftover = gradients.kept(gradients.everything)
         met = self.marks.meet(roots, self.num_backwards)
         repeated = gradients.holding(met.earlier) if met.earlier else ()
+        site = calling_site()
         self._begun = BackwardBegun(
-            site=calling_site(),
+            site=site,
             root=self._figures.root(roots),
             connected=met.connected,
             leftover=leftover,
@@ -181,7 +182,7 @@ class Recorder:
             repeated=repeated,
             repeated_norms=self._figures.add(self.gradients.norms(repeated)) if repeated else None,
             dtype=getattr(roots[0], "dtype", None) if len(roots) == 1 else None,
-            terms=self.scaling.terms(roots, len(self.records)),
+            terms=self.scaling.terms(roots, site, len(self.records)),
             gradient=self.scaling.gradient(given),
             grads=self._log.copy(gradients) if self._log is not None else {},
         )

@@ -40,11 +40,19 @@ class ScalerWatch:
         self._flags: dict[torch.device, Tensor] = {}
         self._states: dict[str, object] = {}  # a scaler makes a new object of its optimizers' states at each update()
         self._updating: GradScaler | None = None
+        self._searched: set[tuple[str, str]] = set()  # lines and names of terms below which no scale was found
 
     # -- losses -------------------------------------------------------------------------------------------------
 
-    def terms(self, roots: Sequence[Any], num_steps: int) -> tuple[LossTerm, ...] | None:
-        """Return the terms of what a backward pass begins at; None where no scaling is seen."""
+    def terms(self, roots: Sequence[Any], site: str, num_steps: int) -> tuple[LossTerm, ...] | None:
+        """Return the terms of what a backward pass begins at; None where no scaling is seen.
+
+        Args:
+            roots: what it begins at.
+            site: the line that called it.
+            num_steps: how many steps ended before: a graph is searched for a scale in the first ones only, and what was
+                found of a term of a line holds in later ones.
+        """
         self.scalers.refresh()
         early = num_steps < WALKED_STEPS
         nodes = [
@@ -56,6 +64,8 @@ class ScalerWatch:
             return None
         scales = self.scalers.scales()
         found = [term for node, output in nodes for term in terms(node, output, scales, search=early)]
+        if early:
+            self._searched.update((site, term.node.name()) for term in found if term.scaler is None)
         return tuple(
             LossTerm(
                 name=term.node.name(),
@@ -65,7 +75,7 @@ class ScalerWatch:
                     self._figures.add([factor]) if isinstance(factor, Tensor) else factor for factor in term.factors
                 ),
                 # where a scale was not searched for, it may hide further down
-                known=term.known and (early or term.scaler is not None or not scales),
+                known=term.known and (term.scaler is not None or (site, term.node.name()) in self._searched),
             )
             for term in found
         )

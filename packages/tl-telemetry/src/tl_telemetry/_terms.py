@@ -20,6 +20,7 @@ _SUMS = frozenset({"AddBackward0", "SubBackward0"})
 _REDUCTIONS = frozenset({"SumBackward0", "MeanBackward0"})  # of torch.stack(losses)
 _STACKS = frozenset({"StackBackward0", "CatBackward0"})
 _COMPILED = "CompiledFunctionBackward"
+_LOW = (torch.float16, torch.bfloat16)
 
 
 class Term(NamedTuple):
@@ -27,7 +28,7 @@ class Term(NamedTuple):
 
     Attributes:
         node: the graph node that made it, below what multiplies it.
-        dtype: its own; None where torch does not tell.
+        dtype: its own, or a narrower one that it is converted to; None where torch does not tell.
         scaler: the name of the scaler whose scale multiplies it; None: none was found.
         factors: scalars that multiply it: numbers, and tensors that may lie on a device.
         known: whether everything that multiplies it could be read.
@@ -62,13 +63,15 @@ def terms(node: Any, output: int, scales: Mapping[int, str], *, search: bool) ->
             continue
         if term.scaler is None and scales and search:
             term = term._replace(scaler=_search(node, scales))
-        found.append(term._replace(node=node, dtype=_dtype(node, output)))
+        found.append(term._replace(node=node, dtype=term.dtype or _dtype(node, output)))
     return found
 
 
 def _strip(node: Any, output: int, term: Term, scales: Mapping[int, str]) -> tuple[Any, int, Term]:
     """Go below multiplications and conversions, and add to the term what it is multiplied with."""
     for _ in range(MAX_DEPTH):
+        if term.dtype is None and (dtype := _dtype(node, output)) in _LOW:
+            term = term._replace(dtype=dtype)
         name = node.name()
         inputs = [(child, number) for child, number in node.next_functions if child is not None]
         if name.startswith(_COMPILED):

@@ -19,6 +19,7 @@ def rules(every: int, max_skipped_fraction: float) -> tuple[Rule, ...]:
 
     return (
         stepping.stepped_past_scaler,
+        stepping.stepped_besides,
         stepping.unused_scaler,
         losses.loss_not_scaled,
         unscaling.unscaled_again,

@@ -56,15 +56,13 @@ def _scale_at(run: Evidence, place: int, clip: Clip) -> float:
     if not scaled:
         return 1.0
     last = max(passed.place for passed in scaled)
-    graded = set(clip.graded)
+    left = set(clip.graded)
     for unscaled in unscalings(run):
-        if graded.isdisjoint(unscaled.event.graded):
-            continue
         if last < unscaled.place < place:
-            return 1.0
-        if unscaled.place > place:
+            left -= set(unscaled.event.graded)
+        elif unscaled.place > place and not left.isdisjoint(unscaled.event.graded):
             return unscaled.scale
-    return 1.0  # nobody unscales them: a step past the scaler
+    return 1.0  # they were unscaled, or nobody unscales them: a step past the scaler
 
 
 def is_meant(bounds: list[float], values: list[float]) -> bool:

@@ -39,9 +39,9 @@ def clipped_by_hand(run: Evidence) -> Iterator[Finding]:
             by_optimizer.setdefault(unscaled.event.optimizer, []).append((unscaled, before))
     for name, found in by_optimizer.items():
         kinds = (
-            ("norm of all gradients together", _together(found)),
-            ("norm of single gradients", _each(found)),
-            ("largest element of gradients", _largest(found)),
+            ("the total norm of the gradients", _together(found)),
+            ("the norm of each gradient", _each(found)),
+            ("the largest element of each gradient", _largest(found)),
         )
         for what, edits in kinds:
             hits = _held(edits)
@@ -133,7 +133,7 @@ def _finding(run: Evidence, name: str, what: str, hits: list[Edit], updates: int
     before = [edit.before for edit in hits]
     return Finding(
         rule="clip-before-unscale",
-        seen=f"before unscale_, the {what} of {name!r} was brought to {number(bound)} in "
+        seen=f"before unscale_, {what} of {name!r} was brought to {number(bound)} in "
         f"{_num_updates(hits)} of {several(updates, 'update')} ({at(hit)}), from "
         f"{number(min(before))} to {number(max(before))}, and left alone below it: the gradients are clipped by hand "
         f"while they are still {scales(values)} times too large",

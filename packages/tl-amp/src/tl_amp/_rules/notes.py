@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from tl_amp._acts import BY_HAND, factor, own_scalers, passes
-from tl_amp._words import at, quoted, scale_of, several, telling, together
+from tl_amp._words import at, quoted, scale_of, telling, together
 from tl_core import Finding
 from tl_telemetry import Evidence, OptimizerStep
 
@@ -43,8 +43,8 @@ def static_scale(run: Evidence) -> Iterator[Finding]:
     yield Finding(
         rule="static-scale",
         seen=f"the loss that backward() at {site} ran on is multiplied by {scale_of(scale)}, and the gradients were "
-        f"edited by hand before the optimizers stepped ({several(len(found), 'backward pass')}, {at(hit)}): a loss "
-        "scale that does not adapt",
+        f"edited by hand before the optimizers stepped (seen in {at(hit)}): a loss scale that does "
+        "not adapt",
         cause="a static scale overflows where the gradients grow, and nothing skips such an update",
         fix="use torch.amp.GradScaler, which adapts its scale; nothing, if the scale is known to fit",
         steps=hit[:3],

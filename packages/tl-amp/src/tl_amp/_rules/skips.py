@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from tl_amp._acts import Attempt, attempts
 from tl_amp._rules.finite import FLOAT16_FIX, made_in, overflow
 from tl_amp._words import at, history, several, telling
 from tl_core import Finding
-from tl_telemetry import Evidence, ScalerUpdate, StateMoved, explain_nonfinite
+from tl_telemetry import Evidence, ScalerUpdate, StateMoved, Unscaling, explain_nonfinite
 
 # A scale below this makes nothing larger any more.
 LEAST_SCALE = 1.0
@@ -93,13 +94,28 @@ def _finding(
     )
     return Finding(
         rule="skipped-updates",
-        seen=f"{what} ({at(hit)}; {100 * len(late) / len(judged):.0f} %, at most "
+        seen=f"{what}{_where(run, late)} ({at(hit)}; {100 * len(late) / len(judged):.0f} %, at most "
         f"{100 * allowed:g} % are allowed){scale}",
         cause=cause,
         fix=fix,
         steps=hit,
         evidence={"updates": len(judged), "skipped": len(late), "scales": tuple(way)},
     )
+
+
+def _where(run: Evidence, late: list[Attempt]) -> str:
+    """Say in which gradients the scaler found NaN or Inf, where that is not all of them."""
+    bad: set[int] = set()
+    graded: set[int] = set()
+    places = {attempt.place for attempt in late}
+    last: Unscaling | None = None
+    for place, (_, event) in enumerate(run.events):
+        if isinstance(event, Unscaling) and event.optimizer == late[0].optimizer:
+            last = event
+        elif place in places and last is not None:
+            graded.update(last.graded)
+            bad.update(i for i, n in zip(last.graded, last.norms.values(), strict=True) if not math.isfinite(n))
+    return f" for NaN or Inf in the gradients of {run.shown(bad)}" if bad and bad != graded else ""
 
 
 def _why(run: Evidence, late: list[Attempt], everything: bool, way: list[float]) -> tuple[str, str]:
@@ -111,8 +127,14 @@ def _why(run: Evidence, late: list[Attempt], everything: bool, way: list[float])
         return f"{forward} in step {step}, whatever the scale is", FLOAT16_FIX
     first = next(iter(made), None)
     if first is not None and first.backward and first.dtype is torch.float16 and not first.nan:
+        if everything and not any(b > a for a, b in itertools.pairwise(way)):
+            return (
+                f"{first} turned finite values into Inf in step {step}: scaled gradients overflow float16 there, and "
+                "the scale is still too high",
+                "start from a lower scale (init_scale), or run more steps, until it fits",
+            )
         grows = any(b > a for a, b in itertools.pairwise(way))
-        again = " again each time the scale has grown" if grows and not everything else ""
+        again = ", again each time the scale has grown" if grows and not everything else ""
         return (
             f"{first} turned finite values into Inf in step {step}: scaled gradients overflow float16 there{again}",
             "let the scale grow less often (growth_interval, 2000 by default), compute this part in float32, or use "

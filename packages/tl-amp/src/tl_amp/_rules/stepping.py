@@ -24,7 +24,7 @@ from tl_amp._acts import (
 )
 from tl_amp._words import at, quoted, scales, several, telling, together
 from tl_core import Finding
-from tl_telemetry import Backward, Clip, Evidence
+from tl_telemetry import Backward, Clip, Evidence, GradientsCleared
 from tl_telemetry import never_stepped as telemetry_never_stepped
 
 
@@ -61,6 +61,42 @@ def stepped_past_scaler(run: Evidence) -> Iterator[Finding]:
             parameters=run.named({i for stepped, _, _ in found for i in stepped.event.graded}),
             evidence={"updates": len(steps), "direct": len(found), "scale": max(scale for _, scale, _ in found)},
         )
+
+
+def stepped_besides(run: Evidence) -> Iterator[Finding]:
+    """See optimizers that are stepped through the scaler, and directly as well."""
+    tried = attempts(run)
+    hits: dict[str, list[tuple[Stepped, str]]] = {}
+    for stepped in direct_steps(run):
+        event = stepped.event
+        earlier = [a for a in tried if a.optimizer == event.optimizer and a.place < stepped.place]
+        # a skipped step leaves its gradients, as NaN and Inf, to the direct one
+        if earlier and not event.closure and not _filled_between(run, event.graded, earlier[-1].place, stepped.place):
+            hits.setdefault(event.optimizer, []).append((stepped, earlier[-1].site))
+    for name, found in hits.items():
+        sites = together(stepped.event.site for stepped, _ in found)
+        hit = telling(stepped.step for stepped, _ in found)
+        yield Finding(
+            rule="stepped-twice",
+            seen=f"{name!r} was stepped through the scaler at {together(site for _, site in found)} and directly at "
+            f"{sites}, without a backward pass in between ({several(len(found), 'time')}, {at(hit)})",
+            cause="scaler.step() steps the optimizer by itself: a further optimizer.step() applies the same gradients "
+            "twice, and NaN or Inf where the scaler skipped them",
+            fix=f"remove the optimizer.step() at {sites}",
+            steps=hit,
+            parameters=run.named({i for stepped, _ in found for i in stepped.event.graded}),
+            evidence={"times": len(found)},
+        )
+
+
+def _filled_between(run: Evidence, graded: tuple[int, ...], first: int, last: int) -> bool:
+    """Tell whether gradients are new since an attempt: from a backward pass, put there by hand, or gone."""
+    held = set(graded)
+    return not held or any(
+        (isinstance(event, Backward) and not held.isdisjoint(event.filled))
+        or (isinstance(event, GradientsCleared) and not held.isdisjoint((*event.cleared, *event.edited)))
+        for _, event in run.events[first:last]
+    )
 
 
 def _variable(name: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tl_amp._acts import Unscaled, attempts, fresh, own_scalers, passes, scaler_updates, unscalings
 from tl_amp._words import at, quoted, scale_of, several, telling, together
 from tl_core import Finding
-from tl_telemetry import Evidence, GradientsCleared
+from tl_telemetry import Backward, Evidence, GradientsCleared
 
 
 def unscaled_again(run: Evidence) -> Iterator[Finding]:
@@ -33,6 +33,10 @@ def unscaled_again(run: Evidence) -> Iterator[Finding]:
         sites = together(unscaled.event.site for unscaled in again)
         hit = telling(unscaled.step for unscaled in again)
         scale = again[0].scale
+        early = [pair for pair in itertools.pairwise(found) if pair[1] in again and not _added(run, *pair)]
+        if len(early) == len(again):
+            yield _forgotten(run, name, early, len(found))
+            continue
         by = " * ".join([scale_of(scale)] * longest) if longest < 4 else f"{scale_of(scale)} ** {longest}"
         yield Finding(
             rule="unscaled-again",
@@ -48,6 +52,37 @@ def unscaled_again(run: Evidence) -> Iterator[Finding]:
             parameters=run.named({i for unscaled in again for i in unscaled.event.graded}),
             evidence={"calls": len(found), "again": len(again), "times": longest, "scale": scale},
         )
+
+
+def _added(run: Evidence, before: Unscaled, now: Unscaled) -> bool:
+    """Tell whether a backward pass added to the gradients between two unscalings."""
+    graded = set(now.event.graded)
+    between = (event for _, event in run.events[before.place : now.place])
+    return any(isinstance(event, Backward) and not graded.isdisjoint(event.filled) for event in between)
+
+
+def _forgotten(run: Evidence, name: str, pairs: list[tuple[Unscaled, Unscaled]], calls: int) -> Finding:
+    first, second = pairs[0]
+    sites = together(
+        updated.event.site
+        for updated in scaler_updates(run)
+        if any(before.place < updated.place < now.place for before, now in pairs)
+    )
+    by = "scaler.step()" if second.event.in_step else "scaler.unscale_()"
+    hit = telling(now.step for _, now in pairs)
+    scale = scale_of(second.scale)
+    return Finding(
+        rule="unscaled-again",
+        seen=f"{by} at {second.event.site} divided the gradients of {name!r} by {scale} again, which scaler.unscale_() "
+        f"at {first.event.site} had divided already, without a backward pass in between ({len(pairs)} of "
+        f"{several(calls, 'unscaling')}, {at(hit)})",
+        cause=f"scaler.update() at {sites} came between them: the scaler forgets with it what it has unscaled, and the "
+        f"gradients become {scale} times too small",
+        fix=f"move scaler.update() from {sites} to after scaler.step() of all optimizers",
+        steps=hit,
+        parameters=run.named({i for _, now in pairs for i in now.event.graded}),
+        evidence={"calls": calls, "again": len(pairs), "times": 2, "scale": second.scale},
+    )
 
 
 def missing_update(run: Evidence) -> Iterator[Finding]:
