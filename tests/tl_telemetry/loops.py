@@ -360,6 +360,33 @@ def gradient_scaler():
 
 
 @loop
+def two_optimizers_with_one_scaler():
+    model = nn.ModuleDict({"first": nn.Linear(6, 6), "last": nn.Linear(6, 3)})
+    optimizers = {
+        name: torch.optim.Adam(part.parameters(), lr=0.01, fused=name == "last") for name, part in model.items()
+    }
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6)
+    calls = []
+
+    def step(setup):
+        calls.append(None)
+        x, y = examples()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs = model["last"](model["first"](x).tanh())
+        loss = nn.functional.mse_loss(outputs.float(), y)
+        torch.autograd.backward(scaler.scale([loss / 2, model["first"].weight.pow(2).sum()]))
+        for name, optimizer in setup.optimizers.items():
+            if name == "first" or len(calls) % 2 == 0:
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                optimizer.zero_grad()
+        scaler.update()
+        return loss
+
+    return TrainingSetup(model, optimizers, scaler=scaler), step
+
+
+@loop
 def fused_with_scaler():
     model = mlp()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
