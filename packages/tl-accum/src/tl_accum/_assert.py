@@ -179,12 +179,15 @@ def assert_accumulation_equivalent(
 
 def _report(found: Comparison, frozen: Comparison | None, allowed: frozenset[str]) -> AccumulationReport:
     decisive = found if frozen is None else frozen
-    findings = tuple(finding for finding in _findings(decisive) if finding.rule not in allowed)
-    told = [note for note in notes(decisive, told=bool(findings)) if note.rule not in allowed]
-    unjudged = any(note.rule == "not-judged" for note in told)
+    every = _findings(decisive)
+    findings = tuple(finding for finding in every if finding.rule not in allowed)
+    told = list(notes(decisive, told=bool(every)))
     if frozen is not None and not found.agrees:
         told.append(_statistics(frozen, judged=bool(findings)))
-        unjudged = True
+    told = [note for note in told if note.rule not in allowed]
+    unjudged = any(note.rule == "not-judged" for note in told)
+    if len(findings) < len(every):
+        told.append(_permitted(tuple(finding for finding in every if finding.rule in allowed)))
     plan = found.plan
     return AccumulationReport(
         CHECK,
@@ -211,6 +214,18 @@ def _findings(comparison: Comparison) -> list[Finding]:
         found += [finding for finding in gradients if not (state and finding.rule == "gradients-differ")]
         found += state
     return found
+
+
+def _permitted(permitted: tuple[Finding, ...]) -> Finding:
+    """Say what was found and is allowed: what would follow from it could not be told from other mistakes."""
+    rules = ", ".join(dict.fromkeys(finding.rule for finding in permitted))
+    return Finding(
+        "not-judged",
+        f"allowed, and found: {rules}. {permitted[0].seen}. Whether something else makes these updates differ was not "
+        "judged",
+        "",
+        "",
+    )
 
 
 def _statistics(frozen: Comparison, *, judged: bool) -> Finding:

@@ -117,6 +117,8 @@ def group_gap(reference: Run, run: Run, number: int, bounds: Bounds) -> GroupGap
             if gap is not None:
                 gradients.append(gap)
     weights, buffers = _moved(reference, run, number, bounds, [u for name in wanted for u in wanted[name]])
+    if timing:  # what moves with the updates moves when they do
+        return GroupGap(number, timing, gradients, weights, buffers, settings=[], schedulers=[], state=[])
     return GroupGap(
         number,
         timing,
