@@ -11,7 +11,7 @@ import torch
 
 from tl_amp._acts import Attempt, attempts
 from tl_amp._rules.finite import FLOAT16_FIX, made_in, overflow
-from tl_amp._words import at, history, several, telling
+from tl_amp._words import at, history, scale_of, several, telling
 from tl_core import Finding
 from tl_telemetry import Evidence, ScalerUpdate, StateMoved, Unscaling, explain_nonfinite
 
@@ -41,13 +41,15 @@ def skipped_updates(run: Evidence, every: int, allowed: float) -> Iterator[Findi
                 yield _too_few(name, skipped)
             continue
         way = _way(run, tried[0].scaler)
+        too_many = len(late) > 1 and len(late) > allowed * len(judged)
         vanished = bool(way) and way[-1] < LEAST_SCALE and len(skipped) >= FEW
-        if not vanished and (len(late) < 2 or len(late) <= allowed * len(judged)):
-            continue
-        if tried[0].scaler in told:
+        if tried[0].scaler in told or not (too_many or vanished):
             continue
         told.add(tried[0].scaler)
-        yield _finding(run, name, tried, late or skipped, judged, way, allowed)
+        if too_many:
+            yield _finding(run, name, len(tried), late, len(judged), way, allowed)
+        else:
+            yield _vanished(run, name, len(tried), skipped, way)
 
 
 def _too_few(name: str, skipped: list[Attempt]) -> Finding:
@@ -73,33 +75,42 @@ def _way(run: Evidence, scaler: str) -> list[float]:
 
 
 def _finding(
-    run: Evidence,
-    name: str,
-    tried: list[Attempt],
-    late: list[Attempt],
-    judged: list[Attempt],
-    way: list[float],
-    allowed: float,
+    run: Evidence, name: str, tried: int, late: list[Attempt], judged: int, way: list[float], allowed: float
 ) -> Finding:
-    everything = len(late) == len(judged)
+    everything = len(late) == judged
     hit = telling(attempt.step for attempt in late)
     scale = f"; its scale went {history(way)}" if len(set(way)) > 1 else f" at a scale of {history(way)}" if way else ""
-    before = len(tried) - len(judged)
+    before = tried - judged
     adapted = f" after the first {several(before, 'update')}, in which its scale came down" if before else ""
     cause, fix = _why(run, late, everything, way)
     what = (
-        f"the GradScaler skipped all {several(len(judged), 'update')} of {name!r}"
+        f"the GradScaler skipped all {several(judged, 'update')} of {name!r}"
         if everything
-        else f"the GradScaler skipped {len(late)} of {several(len(judged), 'update')} of {name!r}{adapted}"
+        else f"the GradScaler skipped {len(late)} of {several(judged, 'update')} of {name!r}{adapted}"
     )
     return Finding(
         rule="skipped-updates",
-        seen=f"{what}{_where(run, late)} ({at(hit)}; {100 * len(late) / len(judged):.0f} %, at most "
-        f"{100 * allowed:g} % are allowed){scale}",
+        seen=f"{what}{_where(run, late)} ({at(hit)}; {100 * len(late) / judged:.0f} %, at most {100 * allowed:g} % are "
+        f"allowed){scale}",
         cause=cause,
         fix=fix,
         steps=hit,
-        evidence={"updates": len(judged), "skipped": len(late), "scales": tuple(way)},
+        evidence={"updates": judged, "skipped": len(late), "scales": tuple(way)},
+    )
+
+
+def _vanished(run: Evidence, name: str, tried: int, skipped: list[Attempt], way: list[float]) -> Finding:
+    hit = telling(attempt.step for attempt in skipped)
+    cause, fix = _why(run, skipped, len(skipped) == tried, way)
+    return Finding(
+        rule="skipped-updates",
+        seen=f"the loss scale fell to {scale_of(way[-1])}, below 1, where it makes nothing larger any more "
+        f"({history(way)}): the GradScaler skipped {len(skipped)} of {several(tried, 'update')} of {name!r}"
+        f"{_where(run, skipped)} ({at(hit)})",
+        cause=cause,
+        fix=fix,
+        steps=hit,
+        evidence={"updates": tried, "skipped": len(skipped), "scales": tuple(way)},
     )
 
 
