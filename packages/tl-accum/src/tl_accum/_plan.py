@@ -118,7 +118,8 @@ def make_plan(
     with preserve_rng():
         seed_everything(seed)
         batches = Batches(data, len(sizes), device="cpu")
-        drawn = [batches.batch(number) for number in range(len(sizes))]
+        with noted(f"{len(sizes)} full batches are needed, one a step of the data: cycles={cycles}{_of(length)}"):
+            drawn = [batches.batch(number) for number in range(len(sizes))]
     groups, first = [], 0
     for number, (batch, size) in enumerate(zip(drawn, sizes, strict=True)):
         full, parts = _cut(batch, size, accumulation_steps, split, number)
@@ -137,6 +138,10 @@ def make_plan(
         seed,
         batches.form,
     )
+
+
+def _of(length: int | None) -> str:
+    return "" if length is None else f", in epochs of {length} micro-batches"
 
 
 def _check_count(value: Any, name: str, least: int) -> None:
@@ -187,11 +192,13 @@ def _sizes(accumulation_steps: int, cycles: int, epoch_length: int | None) -> li
 def _cut(batch: Any, size: int, whole: int, split: Split | None, number: int) -> tuple[Any, tuple[Any, ...]]:
     """Return the full batch of a group and its micro-batches."""
     if split is None:
-        if size < whole:  # micro-batches of the usual size, so that the group has fewer examples
-            examples = num_examples(batch)
-            split_batch(batch, whole)  # raises where it cannot be split
-            batch = rows(batch, 0, examples // whole * size, examples)
-        return batch, tuple(split_batch(batch, size))
+        with noted(f"raised in split_batch(batch, {whole}) for batch {number}"):
+            parts = split_batch(batch, whole)
+            if size < whole:  # micro-batches of the usual size, so that the group has fewer examples
+                examples = num_examples(batch)
+                batch = rows(batch, 0, examples // whole * size, examples)
+                parts = split_batch(batch, size)
+        return batch, tuple(parts)
     with noted(f"raised in split(batch, {size}) for batch {number}"):
         parts = split(batch, size)
     if not isinstance(parts, (list, tuple)):
