@@ -9,8 +9,8 @@ from tl_accum._compare import Comparison
 from tl_accum._differences import GradientGap
 from tl_accum._plan import Group
 from tl_accum._updates import Change, Pass, added_in, changes, passes, updates
-from tl_accum._vectors import Vector, added, agrees, norm, only, ratio
-from tl_accum._words import shown
+from tl_accum._vectors import Vector, added, agrees, dot, norm, only, ratio
+from tl_accum._words import number, shown
 
 
 class Context:
@@ -107,6 +107,14 @@ class Context:
     def same(self, a: Vector, b: Vector) -> bool:
         """Tell whether two vectors are one, within tolerance."""
         return agrees(a, b, self.rtol)
+
+    def norms(self) -> str:
+        """Return how long the accumulated gradients are, and how long the full batch's; of one length, their angle."""
+        a, b = norm(self.expected), norm(self.got)
+        text = f"norm {number(b)} instead of {number(a)}"
+        if a and b and abs(b / a - 1.0) < 0.01:
+            text += f", in another direction (cosine {number(dot(self.expected, self.got) / a / b)})"
+        return text
 
     def shown(self, names: Iterable[str]) -> str:
         """Return parameters in a few words."""

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from tl_accum._compare import Comparison
 from tl_accum._differences import GroupGap
+from tl_accum._runs import MicroStep
 from tl_accum._updates import updates
-from tl_accum._vectors import norm, only
+from tl_accum._vectors import dot, norm, only
 from tl_accum._words import cycle
 from tl_core import Report
 
 MAX_ROWS = 12
+# Gradients whose cosine is below this point elsewhere, and are no multiples.
+TURNED = 0.999
 
 
 @dataclass
@@ -52,28 +55,38 @@ def _acts(comparison: Comparison, gap: GroupGap) -> str:
     rows = [("step", "micro-batch", "acts")]
     full = comparison.reference.groups[gap.number].steps[0]
     for place, step in enumerate(comparison.run.groups[gap.number].steps):
-        acts = ", ".join(_named(event.kind) for event in step.record.events if event.kind != "warning")
-        rows.append((str(step.index), f"{place + 1} of {len(group.parts)}", acts or "nothing"))
-    acts = ", ".join(_named(event.kind) for event in full.record.events if event.kind != "warning")
-    rows.append(("", "full batch", acts or "nothing"))
+        rows.append((str(step.index), f"{place + 1} of {len(group.parts)}", _listed(comparison, step)))
+    rows.append(("", "full batch", _listed(comparison, full)))
     return _table(f"What acted in {cycle(plan, group)}:", rows)
 
 
-def _named(kind: str) -> str:
-    return kind.replace("_", " ")
+def _listed(comparison: Comparison, step: MicroStep) -> str:
+    several = len(comparison.run.setup.optimizers) > 1
+    acts = []
+    for event in step.record.events:
+        if event.kind != "warning":
+            name = getattr(event, "optimizer", None) if several else None
+            acts.append(event.kind.replace("_", " ") + (f" {name!r}" if name else ""))
+    return ", ".join(acts) or "nothing"
 
 
 def _norms(comparison: Comparison, gap: GroupGap) -> str:
-    if not gap.gradients:
+    if not gap.gradients or gap.timing:  # beside other updates, they are those of other weights
         return ""
-    rows = [("parameter", "full batch", "accumulated", "ratio")]
+    rows: list[tuple[str, ...]] = [("parameter", "full batch", "accumulated", "ratio", "cosine")]
     differing = [(one, name.name) for one in gap.gradients for name in one.parameters]
+    turned = False
     for one, name in differing[:MAX_ROWS]:
-        expected, got = (norm(only(vector, [name])) for vector in one.vectors)
+        a, b = (only(vector, [name]) for vector in one.vectors)
+        expected, got = norm(a), norm(b)
+        cosine = dot(a, b) / expected / got if expected and got else None
+        turned = turned or (cosine is not None and cosine < TURNED)
         ratio = f"{got / expected:.4g}" if expected else "-"
-        rows.append((name, f"{expected:.4g}", f"{got:.4g}", ratio))
+        rows.append((name, f"{expected:.4g}", f"{got:.4g}", ratio, "-" if cosine is None else f"{cosine:.4g}"))
     if len(differing) > MAX_ROWS:
-        rows.append((f"({len(differing) - MAX_ROWS} more)", "", "", ""))
+        rows.append((f"({len(differing) - MAX_ROWS} more)", "", "", "", ""))
+    if not turned:
+        rows = [row[:-1] for row in rows]
     when = "before clipping" if any(_clips(comparison, gap)) and gap.gradients[0].before_clipping else "as applied"
     return _table(f"Gradients {when} (L2 norms):", rows)
 

@@ -47,6 +47,10 @@ class MicroStep:
     changed: list[StateDifference]
     scale: float
 
+    def has(self, kind: type) -> bool:
+        """Tell whether an event of a kind was observed."""
+        return any(isinstance(event, kind) for event in self.record.events)
+
 
 @dataclass
 class GroupRun:
@@ -61,6 +65,10 @@ class GroupRun:
     steps: list[MicroStep]
     start: StateCapture
     end: StateCapture
+
+    def has(self, kind: type) -> bool:
+        """Tell whether an event of a kind was observed in one of the calls."""
+        return any(step.has(kind) for step in self.steps)
 
 
 @dataclass
@@ -136,7 +144,7 @@ class Session:
         """
         with self._fresh(1, frozen, "full batches") as (run, step, log, switch):
             for group in self.plan.groups[:until]:
-                _clear_gradients(run.setup)
+                _clear_gradients(run)
                 self._group(run, step, log, switch, group, [(indices[group.number], group.full)], draws)
         return run
 
@@ -163,10 +171,10 @@ class Session:
         """Run the full batches before a group, and then one step on one micro-batch of it, as if it were a full one."""
         with self._fresh(1, frozen, "full batches") as (run, step, log, switch):
             for group in self.plan.groups[:number]:
-                _clear_gradients(run.setup)
+                _clear_gradients(run)
                 self._group(run, step, log, switch, group, [(indices[group.number], group.full)], 0)
             group = self.plan.groups[number]
-            _clear_gradients(run.setup)
+            _clear_gradients(run)
             self._group(run, step, log, switch, group, [(indices[number], group.parts[part])], 0)
         return run
 
@@ -231,10 +239,26 @@ def loss_scale(setup: TrainingSetup) -> float:
     return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
 
 
-def _clear_gradients(setup: TrainingSetup) -> None:
+def _clear_gradients(run: Run) -> None:
+    """Clear all gradients, but for those of an optimizer that has not used them yet: it steps in other cycles only."""
+    setup = run.setup
+    used = {
+        getattr(event, "optimizer", None)
+        for step in (run.groups[-1].steps if run.groups else ())
+        for event in step.record.events
+        if event.kind in ("optimizer_step", "skipped_step")
+    }
+    spared = {
+        id(parameter)
+        for name, optimizer in setup.optimizers.items()
+        if run.groups and name not in used
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     held = (p for optimizer in setup.optimizers.values() for group in optimizer.param_groups for p in group["params"])
     for parameter in (*setup.model.parameters(), *held):
-        parameter.grad = None
+        if id(parameter) not in spared:
+            parameter.grad = None
 
 
 def _take_over(capture: StateCapture, setup: TrainingSetup) -> None:

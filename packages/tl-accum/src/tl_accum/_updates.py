@@ -14,7 +14,7 @@ from tl_telemetry import Backward, Clip, GradientAct, OptimizerStep
 
 @dataclass
 class Update:
-    """One step of an optimizer that had something to apply.
+    """One step of an optimizer; within a group, one that had something to apply.
 
     Attributes:
         optimizer: its name.
@@ -45,6 +45,8 @@ def updates(run: Run, group: GroupRun) -> dict[str, list[Update]]:
         event = act.event
         if not isinstance(event, OptimizerStep) or not is_applied(event):
             continue
+        if place < len(group.steps) - 1 and not (event.graded or event.closure or _moved(group.steps[place])):
+            continue  # step() was called with nothing to apply, and nothing was due
         graded = set(event.graded)
         scale = 1.0 if event.scale is None else event.scale.value()
         applied = _vector(run, act.before, graded, scale)
@@ -79,6 +81,10 @@ def step_lrs(step: MicroStep, optimizer: str) -> tuple[float, ...]:
 def is_applied(event: OptimizerStep) -> bool:
     """Tell whether a fused optimizer did not skip its step for an overflow."""
     return event.found_inf is None or event.found_inf.value() == 0.0
+
+
+def _moved(step: MicroStep) -> bool:
+    return any(change.piece.kind == "weights" for change in step.changed)
 
 
 @dataclass

@@ -26,6 +26,12 @@ def several(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith(("s", "ch")) else "s")
 
 
+def ordinal(count: int) -> str:
+    """Return ``2nd``, ``4th``."""
+    ending = "th" if count % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(count % 10, "th")
+    return f"{count}{ending}"
+
+
 def shown(names: Iterable[str], run: Run) -> str:
     """Return parameters in a few words, grouped by module: ``encoder.* (12 tensors), head.weight``."""
     chosen = list(dict.fromkeys(names))

@@ -21,9 +21,11 @@ from tl_accum._rules.kept import (
 )
 from tl_accum._rules.scale import mostly_scaled, pass_scaled, scaled
 from tl_accum._rules.terms import constant_term, coupled, mean_of_means, unequal
+from tl_accum._runs import MicroStep
 from tl_accum._vectors import norm
-from tl_accum._words import cycle, number, optimizers, several
+from tl_accum._words import cycle, number, optimizers, places, several
 from tl_core import Finding
+from tl_telemetry import Backward, OptimizerStep
 
 Cause = Callable[[Context], "Finding | None"]
 
@@ -65,9 +67,11 @@ def gradient_findings(comparison: Comparison) -> Iterator[Finding]:
     for alike in told.values():
         names = tuple(name for _, finding in alike for name in finding.parameters)
         first = alike[0][1]
-        several_of = f" ({optimizers(name for name, _ in alike)})" if len(comparison.run.setup.optimizers) > 1 else ""
-        where = _where(comparison, gap.number)
-        yield replace(first, seen=f"{where}{several_of}: {first.seen}", parameters=names)
+        whose = ""
+        if len(comparison.run.setup.optimizers) > 1:
+            figures = f"; the figures are those of {alike[0][0]!r}" if len(alike) > 1 else ""
+            whose = f" ({optimizers(name for name, _ in alike)}{figures})"
+        yield replace(first, seen=f"{_where(comparison, gap.number)}{whose}: {first.seen}", parameters=names)
 
 
 def _where(comparison: Comparison, group: int) -> str:
@@ -142,12 +146,65 @@ def _unknown(context: Context) -> Finding:
         "gradients-differ",
         f"the accumulated gradients differ in {context.shown(gap.name for gap in gaps)}: norm {number(b)} instead of "
         f"{number(a)}; {worst.name} {number(worst.got)} instead of {number(worst.expected)}; {kept}",
-        f"undecided: {_hooks(context)}a part of the loss that is not divided, a step that does something else for "
-        "other accumulation steps, or a loss that is neither a mean nor a sum over examples",
-        "compare what the step does for make_step(1) and for more: each micro-batch's loss must be its share of the "
-        "full batch's",
+        *_candidates(context),
         evidence={"expected_norm": a, "norm": b},
     )
+
+
+def _candidates(context: Context) -> tuple[str, str]:
+    """Return what the evidence leaves open, and what to change."""
+    if told := _steps_between(context):
+        return told
+    if hooks := _hooks(context):
+        return (
+            f"undecided: {hooks}; or a part of the loss that is not divided, or a step that does something else for "
+            "other accumulation steps",
+            "do what the hooks do once, to the accumulated gradients, before optimizer.step()",
+        )
+    return (
+        "undecided: a part of the loss that is not divided, a step that does something else for other accumulation "
+        "steps, or a loss that is neither a mean nor a sum over examples",
+        "compare what the step does for make_step(1) and for more: each micro-batch's loss must be its share of the "
+        "full batch's",
+    )
+
+
+def _steps_between(context: Context) -> tuple[str, str] | None:
+    """See another optimizer's step before the last backward pass of an update: earlier ones saw other weights."""
+    last = context.passes[-1] if context.passes else None
+    earlier = {one.place for one in context.passes if last is not None and one.place < last.place}
+    if last is None or not earlier or not context.reference_passes:
+        return None
+    comparison, number_ = context.comparison, context.number
+    ours = _stepped_before(context, comparison.run.groups[number_].steps[last.place], last.ordinal)
+    wanted = _stepped_before(
+        context, comparison.reference.groups[number_].steps[0], context.reference_passes[-1].ordinal
+    )
+    stepped = [name for name in ours if name in wanted]
+    if not stepped:
+        return None
+    return (
+        f"undecided: {optimizers(stepped)} {'steps' if len(stepped) == 1 else 'step'} in "
+        f"{places([last.place], context.num_parts)} before backward() at {last.site}: the passes of "
+        f"{places(earlier, context.num_parts)} ran with the weights before that step, the full batch's with those "
+        "after it; a part of the loss that is not divided would show like this too",
+        "run all backward passes of a group before the first optimizer steps, or accumulate one optimizer's whole "
+        "group before the other's begins",
+    )
+
+
+def _stepped_before(context: Context, step: MicroStep, ordinal: int) -> list[str]:
+    """Return which other optimizers made an update in a step before one of its backward passes."""
+    found: dict[str, None] = {}
+    passed = 0
+    for event in step.record.events:
+        if isinstance(event, OptimizerStep) and event.optimizer != context.gap.optimizer and event.graded:
+            found[event.optimizer] = None
+        elif isinstance(event, Backward):
+            if passed == ordinal:
+                break
+            passed += 1
+    return list(found)
 
 
 def _hooks(context: Context) -> str:
@@ -157,6 +214,6 @@ def _hooks(context: Context) -> str:
     if not hooked:
         return ""
     return (
-        f"{context.shown(hooked)} {'has' if len(hooked) == 1 else 'have'} gradient hooks (register_hook), which change "
-        "each micro-batch's gradient by itself; "
+        f"{context.shown(hooked)} {'has a gradient hook' if len(hooked) == 1 else 'have gradient hooks'} "
+        "(register_hook), which change each micro-batch's gradient by itself"
     )

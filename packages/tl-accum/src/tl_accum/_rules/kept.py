@@ -7,6 +7,7 @@ from tl_accum._updates import Pass, updates
 from tl_accum._vectors import Vector, added, made_of, norm, ratio
 from tl_accum._words import number, places, several, times
 from tl_core import Finding
+from tl_telemetry import Backward, Clip
 
 
 def left_over(context: Context) -> Finding | None:
@@ -18,7 +19,7 @@ def left_over(context: Context) -> Finding | None:
         "previous-cycle-kept",
         f"the gradients still hold the cycle before (norm {number(norm(left))}), on top of what this one's "
         f"{several(context.num_parts, 'micro-batch')} added (norm {number(norm(context.total))})",
-        "nothing clears the gradients after an update",
+        "nothing clears these gradients after an update",
         "call optimizer.zero_grad() after optimizer.step()",
         evidence={"left_over_norm": norm(left)},
     )
@@ -66,8 +67,8 @@ def scale_changed(context: Context) -> Finding | None:
     return Finding(
         "loss-scale-changed",
         f"the loss scale was {listed} in the micro-batches of one group, whose gradients are added up and divided by "
-        f"the last one: norm {number(norm(context.got))} instead of {number(norm(context.expected))}",
-        "scaler.update() runs in every micro-batch",
+        f"the last one: {context.norms()}",
+        "scaler.update() runs within the group, before its gradients are used",
         "call scaler.update() once a group, after scaler.step()",
         evidence={"scales": tuple(scales)},
     )
@@ -82,19 +83,16 @@ def zeroed(context: Context) -> Finding | None:
         kept = added(context.increments[first:])
         if norm(kept) and context.same(kept, context.got):
             what = (
-                f"only the last of {parts} micro-batches reaches the optimizer"
+                f"only the last of {parts} micro-batches reaches"
                 if first == parts - 1
-                else f"only {places(range(first, parts), parts)} reach the optimizer"
+                else f"only {places(range(first, parts), parts)} reach"
             )
-            share = norm(context.got) / norm(context.total)
             return Finding(
                 "zeroed-per-micro-batch",
-                f"{what}: its gradients are {number(share)} of what all of them added together"
-                if first == parts - 1
-                else f"{what}: their gradients are {number(share)} of what all of them added together",
-                "zero_grad() runs in every micro-batch, before its backward()"
-                if first == parts - 1
-                else f"the gradients are cleared after micro-batch {first}, within the group",
+                f"{what} the optimizer: with a norm of {number(norm(context.got))}, where all of them added "
+                f"{number(norm(context.total))} together",
+                "the gradients are cleared (by zero_grad(), or by hand) "
+                + ("in every micro-batch" if first == parts - 1 else f"after micro-batch {first}, within the group"),
                 "call zero_grad() once a group: after optimizer.step(), in the same branch",
                 evidence={"first_kept": first},
             )
@@ -108,12 +106,15 @@ def clipped(context: Context) -> Finding | None:
         return None
     first = found[0]
     where = places((change.place for change in found), context.num_parts)
+    group = context.comparison.run.groups[context.number]
+    ran = [step for step in group.steps if step.has(Clip)]
     return Finding(
         "clip-per-micro-batch",
         f"the clip at {first.site} changed the gradients in {where}, before all of them were added up: norm "
-        f"{number(norm(first.before))} to {number(norm(first.after))} in the first; the update used "
-        f"{number(norm(context.got))}, the full batch's {number(norm(context.expected))}",
-        "the clip runs in every micro-batch and bounds parts of the sum, the first ones again and again",
+        f"{number(norm(first.before))} to {number(norm(first.after))} in the first; they added up to {context.norms()}",
+        "the clip runs in every micro-batch and bounds parts of the sum, the first ones again and again"
+        if len(ran) == context.num_parts
+        else "the clip runs before the last micro-batch, and bounds a part of the sum",
         "clip once, between the last backward() of a group and optimizer.step()",
         evidence={"bound": first.bound, "clipped": len(found)},
     )
@@ -140,7 +141,7 @@ def edited(context: Context) -> Finding | None:
     return Finding(
         "gradient-edited",
         f"the gradients were {how} after {where}, before all of them were added up: the update used "
-        f"{number(norm(context.got))}, the full batch's {number(norm(context.expected))}",
+        f"gradients of {context.norms()}",
         again,
         "change gradients (divide, unscale, clip, add noise) once, between the last backward() of a group and "
         "optimizer.step(); or divide the loss instead",
@@ -165,8 +166,10 @@ def edited_at_end(context: Context) -> Finding | None:
         f"{times(before).removesuffix('x')})",
         f"the loss is divided by the {parts} accumulation steps, and the gradients are divided by them again"
         if twice
-        else "something scales the accumulated gradients before the step, and not the full batch's",
-        "divide either the loss or the gradients, once",
+        else "what scales the gradients before the step depends on the accumulation steps, and their sum needs none",
+        "divide either the loss or the gradients, once"
+        if twice
+        else "scale the gradients as for the full batch: by the same factor, whatever the accumulation steps",
         evidence={"factor": after, "expected_factor": before},
     )
 
@@ -180,13 +183,19 @@ def edited_after_clip(context: Context) -> Finding | None:
     if factor is None or after is None or abs(factor * after - 1.0) > context.rtol or abs(after - 1.0) <= context.rtol:
         return None
     clip = got.clips[-1]
+    by_parts = abs(factor / context.num_parts - 1.0) <= context.rtol
+    division = (
+        f"the gradients are divided by the {context.num_parts} accumulation steps"
+        if by_parts
+        else "the gradients get the full batch's scale"
+    )
     return Finding(
         "gradient-edited",
         f"the clip at {clip.site} finds gradients {times(factor)} the full batch's (norm {number(norm(context.got))} "
         f"instead of {number(norm(context.expected))}), which are multiplied by {times(after).removesuffix('x')} "
         "after it",
-        f"the gradients are divided by the {context.num_parts} accumulation steps after the clip instead of before "
-        f"it, so that its bound of {clip.bound:g} is {times(factor)} too tight",
+        f"{division} after the clip instead of before it, so that its bound of {clip.bound:g} is "
+        + (f"{times(factor)} too tight" if factor > 1.0 else f"{times(1.0 / factor)} too wide"),
         "divide the loss, or the gradients before the clip",
         evidence={"factor": factor},
     )
@@ -218,18 +227,30 @@ def without_backward(context: Context) -> Finding | None:
     parts = context.num_parts
     ran = {one.place for one in context.passes}
     missing = [place for place in range(parts) if place not in ran]
-    if not missing or not ran or not context.is_kept():
+    if not missing or not context.is_kept():
         return None
+    if not ran:
+        return None if context.comparison.run.groups[context.number].has(Backward) else _never_backward(context)
     # one backward pass over the sum of all losses reaches every micro-batch: only its own loss in it tells
     if not all(context.reaches_only(place) for place in ran):
         return None
     return Finding(
         "micro-batch-without-backward",
-        f"{places(missing, parts)} called no backward pass that reaches these parameters: only those of "
-        f"{places(ran, parts)} are in the accumulated gradients (norm {number(norm(context.got))} instead of "
-        f"{number(norm(context.expected))})",
-        "backward() is called under a condition, or the forward pass runs under no_grad() (for no_sync()), in "
-        f"{several(len(missing), 'micro-batch')} of {parts}",
-        "call backward() in every micro-batch",
+        f"no backward pass in {places(missing, parts)} reached these parameters: the accumulated gradients are those "
+        f"of {places(ran, parts)} alone ({context.norms()})",
+        "undecided: backward() is called under a condition that is not true there, or the forward pass runs under "
+        "no_grad() there (meant for no_sync())",
+        "run the forward pass with gradients and call backward() in every micro-batch",
         evidence={"micro_batches": tuple(missing)},
+    )
+
+
+def _never_backward(context: Context) -> Finding:
+    return Finding(
+        "micro-batch-without-backward",
+        f"no backward pass ran in {several(context.num_parts, 'micro-batch')}, so that the optimizer had nothing to "
+        f"apply (the full batch's gradients have a norm of {number(norm(context.expected))})",
+        "the condition under which backward() is called was true in none of them",
+        "call backward() in every micro-batch",
+        evidence={"micro_batches": tuple(range(context.num_parts))},
     )

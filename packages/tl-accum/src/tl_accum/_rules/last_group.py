@@ -9,8 +9,8 @@ from tl_accum._context import Context
 from tl_accum._plan import Group
 from tl_accum._rules.timing import Steps, all_steps
 from tl_accum._updates import passes
-from tl_accum._vectors import norm, ratio
-from tl_accum._words import number, optimizers, several, times
+from tl_accum._vectors import added, norm, ratio
+from tl_accum._words import number, optimizers, ordinal, several, times
 from tl_core import Finding
 
 
@@ -53,14 +53,16 @@ def _unstepped(comparison: Comparison, group: Group, idle: list[Steps], *, carri
     seen = f"{_epoch(comparison)} led to no step of {optimizers(names)}"
     fix = (
         "step after the last micro-batch of an epoch too, and divide its losses by the size of its group: "
-        f"`(i + 1) % k == 0 or i + 1 == {plan.epoch_length}`"
+        f"`(i + 1) % k == 0 or i + 1 == {plan.epoch_length}`, "
+        "where i counts the micro-batches of an epoch from 0"
     )
+    after = f"after each {ordinal(plan.accumulation_steps)} micro-batch only"
     if not left:
         return Finding(
             "last-group-dropped",
             f"{seen}: their gradients were gone when the next epoch began",
-            f"the step updates after each {plan.accumulation_steps}th micro-batch only, and something clears the "
-            f"gradients between the epochs: {several(len(group.parts), 'micro-batch')} an epoch train nothing",
+            f"the step updates {after}, and something clears the gradients between the epochs: "
+            f"{several(len(group.parts), 'micro-batch')} an epoch train nothing",
             fix,
             evidence={"left_over_norm": 0.0},
         )
@@ -74,8 +76,8 @@ def _unstepped(comparison: Comparison, group: Group, idle: list[Steps], *, carri
     return Finding(
         "last-group-leaks",
         f"{seen}: their gradients (norm {number(left)}) {into}",
-        f"the step updates after each {plan.accumulation_steps}th micro-batch only, and the gradients that remain are "
-        "neither applied nor cleared at the end of the epoch",
+        f"the step updates {after}, and the gradients that remain are neither applied nor cleared at the end of the "
+        "epoch",
         fix,
         evidence={"left_over_norm": left},
     )
@@ -88,14 +90,18 @@ def _scale(context: Context) -> Finding | None:
     if factor is None or not context.is_kept():
         return None
     rest, k = context.num_parts, plan.accumulation_steps
-    by_k = abs(factor * k / rest - 1.0) < context.rtol
+    if not context.same(added(context.singles, [1.0 / rest] * rest), context.expected):
+        return None  # no mean: what is due is told by the rules of every group
+    divisor = rest / factor
+    whole = ", the size of a complete group," if abs(divisor / k - 1.0) < context.rtol else ""
+    by = f"divided by {number(divisor)}{whole} and not" if abs(divisor - 1.0) > context.rtol else "not divided"
+    cause = f"its losses are {by} by the {rest} that there {'is' if rest == 1 else 'are'}"
     return Finding(
         "last-group-scale",
         f"the update of {_epoch(context.comparison)} uses gradients {times(factor)} the full batch's",
-        f"its losses are divided by {k}, the size of a complete group, and not by the {rest} that there are"
-        if by_k
-        else f"its losses are not divided by the {rest} micro-batches that there are",
-        f"divide by the size of the group that the micro-batch belongs to: min(k, {plan.epoch_length} - i // k * k)",
+        cause,
+        f"divide by the size of the group that the micro-batch belongs to: `min(k, {plan.epoch_length} - i // k * k)`, "
+        "where i counts the micro-batches of an epoch from 0",
         parameters=tuple(gap.name for gap in context.gap.parameters),
         evidence={"ratio": factor},
     )

@@ -70,8 +70,8 @@ def _edit_without_effect(comparison: Comparison) -> Iterator[Finding]:
                 f"the gradients were changed after {places((c.place for c in found), len(made.steps))} of "
                 f"{cycle(comparison.plan, group)}, before all of them were added up{below}",
                 "",
-                "change gradients (divide, clip, add noise) once, between the last backward() of a group and "
-                "optimizer.step()",
+                "nothing, if an earlier state of them is put back; else change gradients (divide, clip, add noise) "
+                "once, between the last backward() of a group and optimizer.step()",
             )
             return
 
@@ -177,7 +177,12 @@ def _not_judged(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
     if told:
         return
     if not made:
-        yield Finding("not-judged", "no optimizer stepped: nothing could be compared", "", "")
+        yield Finding(  # without a scaler, that is a finding
+            "not-judged",
+            "the GradScaler skipped every step, of full batches too: at its loss scale, the gradients hold Inf or NaN",
+            "",
+            "start it with a smaller init_scale, or pass more cycles, so that it gets there by itself",
+        )
     elif not all(is_finite(update.applied) for update in made):
         yield Finding(
             "not-judged",

@@ -122,7 +122,7 @@ def mostly_scaled(context: Context) -> Finding | None:
         f"a part of the loss is not divided by the {parts} accumulation steps: the one that alone reaches "
         f"{context.shown(factors[undivided[0]])}"
         if undivided
-        else "undecided: parts of the loss are divided by different numbers",
+        else "undecided: parts of the loss are divided by different numbers, or the gradients of these parameters are",
         "divide the whole loss by k, after its terms are added",
         evidence={"ratios": tuple(factors)},
     )

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tl_accum._compare import Comparison
+from tl_accum._runs import GroupRun
 from tl_accum._updates import updates
-from tl_accum._words import cycle, optimizers, places, several
+from tl_accum._words import cycle, optimizers, ordinal, places, several
 from tl_core import Finding
+from tl_telemetry import SkippedStep
 
 
 @dataclass
@@ -85,17 +87,54 @@ def timing_findings(comparison: Comparison) -> Iterator[Finding]:
     """See updates that come too early, too often, or not at all."""
     found = all_steps(comparison)
     if not any(any(steps.wanted) or steps.indices for steps in found):
-        yield _never(comparison, [steps.optimizer for steps in found], both=True)
+        # a note says it where a scaler skipped them all
+        if not any(skips(group) for group in comparison.reference.groups):
+            yield _never(comparison, [steps.optimizer for steps in found], both=True)
         return
+    overflown = {steps.optimizer: first for steps in found if (first := _overflown(steps)) is not None}
     idle = [steps.optimizer for steps in found if any(steps.wanted) and not steps.indices]
-    if idle:
-        yield _never(comparison, idle, both=False)
+    if overflown:
+        yield _skips(comparison, overflown)
+    if set(idle) - overflown.keys():
+        yield _never(comparison, [name for name in idle if name not in overflown], both=False)
     told: dict[tuple[str, ...], list[str]] = {}
     for steps in found:
-        if steps.optimizer not in idle and (text := _timing(steps)) is not None:
+        if steps.optimizer not in (*idle, *overflown) and (text := _timing(steps)) is not None:
             told.setdefault(text, []).append(steps.optimizer)
     for (rule, seen, cause, fix), names in told.items():
         yield Finding(rule, f"{optimizers(names)} {seen}", cause, fix, evidence={"optimizers": tuple(names)})
+
+
+def skips(group: GroupRun, optimizer: str | None = None) -> int:
+    """Return how many steps of a group a GradScaler skipped, of one optimizer or of all."""
+    events = (event for step in group.steps for event in step.record.events)
+    return sum(isinstance(event, SkippedStep) and optimizer in (None, event.optimizer) for event in events)
+
+
+def _overflown(steps: Steps) -> int | None:
+    """Return the first group whose only step a GradScaler skipped, where the full batch's ran."""
+    run = steps.comparison.run
+    for number, (wanted, made) in enumerate(zip(steps.wanted, steps.made, strict=True)):
+        if wanted and not made and skips(run.groups[number], steps.optimizer):
+            return number
+    return None
+
+
+def _skips(comparison: Comparison, found: dict[str, int]) -> Finding:
+    plan = comparison.plan
+    number = min(found.values())
+    scale = comparison.run.groups[number].steps[-1].scale
+    names = [name for name, first in found.items() if first == number]
+    return Finding(
+        "missing-update",
+        f"the GradScaler skipped the step of {optimizers(names)} in {cycle(plan, plan.groups[number])}, and not with "
+        f"the full batch: at a loss scale of {scale:g}, the accumulated gradients hold Inf or NaN, and the full "
+        "batch's do not",
+        "undecided: the accumulated gradients are larger than the full batch's (a loss that is not divided by the "
+        "accumulation steps), or those of one micro-batch overflow",
+        "divide the loss by k before it is scaled; a smaller init_scale in the check lets the gradients be compared",
+        evidence={"optimizers": tuple(names), "scale": scale},
+    )
 
 
 def _never(comparison: Comparison, names: list[str], *, both: bool) -> Finding:
@@ -106,18 +145,21 @@ def _never(comparison: Comparison, names: list[str], *, both: bool) -> Finding:
         seen = (
             f"no optimizer stepped: not in {full} with make_step(1), nor in {parts} micro-batches with make_step({k})"
         )
-        cause = "the condition under which the step updates is never true, whatever the accumulation steps"
+        cause = "no call of step() reached the optimizer's: the condition under which it steps was never true"
     else:
         seen = (
             f"{optimizers(names)} never stepped in {parts} micro-batches with make_step({k}), but did in {full} with "
             "make_step(1)"
         )
-        cause = f"the condition under which the step updates is never true for {k} accumulation steps"
+        cause = (
+            f"the condition under which it steps was true in none of these {parts} calls: a counter that never gets "
+            f"to {k} (it starts anew in each call), or one that counts to more than {parts}"
+        )
     return Finding(
         "never-updates",
         seen,
         cause,
-        f"update after each {k}th micro-batch: `if (setup.step_index + 1) % k == 0`",
+        f"update after each {ordinal(k)} micro-batch: `if (setup.step_index + 1) % k == 0`",
         evidence={"micro_batches": parts},
     )
 
@@ -141,7 +183,8 @@ def _timing(steps: Steps) -> tuple[str, str, str, str] | None:
             return (
                 "premature-update",
                 f"stepped in every micro-batch: {counted} (make_step({k}))",
-                "the step updates in each call: its condition does not count micro-batches, or not with k",
+                "it steps in each call of step(): under no condition, or one that does not count micro-batches, or "
+                "not with k",
                 f"{condition}, with the k that make_step was given",
             )
         only = {tuple(made) for _, _, made in rows}
@@ -150,8 +193,9 @@ def _timing(steps: Steps) -> tuple[str, str, str, str] | None:
             return (
                 "premature-update",
                 f"stepped before the last micro-batch: {first}",
-                f"the condition is off: it is true {several(k - 1 - made[0], 'micro-batch')} too early, so that each "
-                "update uses the rest of the group before it (the first one only a part of its own)",
+                f"the condition is off by {k - 1 - made[0]}: an update joins the first "
+                f"{several(made[0] + 1, 'micro-batch')} of a group with what the group before it left (the first "
+                "update has nothing of the latter)",
                 f"{condition}, `setup.step_index % k == 0` after the first",
             )
         steady = steps.period is not None and steps.indices[0] + 1 == steps.period
@@ -188,10 +232,21 @@ def _timing(steps: Steps) -> tuple[str, str, str, str] | None:
     more = [(g, wanted, made) for g, wanted, made in rows if len(made) != wanted]
     if more:
         group, wanted, made = more[0]
+        counted = f"made {several(len(made), 'update')} in {cycle(plan, group)}, and {wanted} with the full batch"
+        if len(made) > wanted:
+            return (
+                "extra-update",
+                counted,
+                f"it steps {len(made)} times after the last micro-batch: two conditions are true there (the end of a "
+                "group and the end of an epoch), or one call of step() is left over",
+                "step once after the last micro-batch of a group, also where an epoch ends with it: "
+                "`if end_of_group or end_of_epoch`",
+            )
         return (
-            "extra-update" if len(made) > wanted else "missing-update",
-            f"made {several(len(made), 'update')} in {cycle(plan, group)}, and {wanted} with the full batch",
-            "undecided: a second call of step() in the same micro-batch, or one that only make_step(1)'s step makes",
-            "step once after the last micro-batch of a group",
+            "missing-update",
+            counted,
+            "it steps less often after a group than after a full batch: a loop or a condition around one of its steps "
+            "depends on the accumulation steps",
+            "step as often after the last micro-batch of a group as after a full batch",
         )
     return None
