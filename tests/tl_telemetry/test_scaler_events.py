@@ -221,6 +221,13 @@ def test_edits_by_hand_show_in_norms():
     assert unscaling.largest.values() == [7.0]
 
 
+def test_norms_of_scaled_gradients_are_taken_in_the_first_steps():
+    """A long run goes without them later: what they tell shows early."""
+    records = recorded(build(), *[train] * 66)
+    known = [(events(r, Backward)[0].norms is None, events(r, Unscaling)[0].norms is None) for r in records]
+    assert known == [(False, False)] * 64 + [(True, True)] * 2
+
+
 def test_without_a_scaler_nothing_of_it_is_recorded():
     """A loop without a scaler, and one whose scaler is disabled, has plain events without figures for it."""
     setup = build()

@@ -219,6 +219,12 @@ def norms_after(event: Backward) -> dict[int, float]:
     return dict(zip(event.filled, event.norms.values(), strict=True))
 
 
+def norms_at(unscaled: Unscaled) -> list[float]:
+    """Return the norms of the gradients that were unscaled, before that; not known late in a long run."""
+    norms = unscaled.event.norms
+    return [] if norms is None else norms.values()
+
+
 def total(norms: Iterable[float]) -> float:
     """Return the L2 norm of the whole from the L2 norms of its parts."""
     return math.hypot(*norms)

@@ -49,7 +49,7 @@ class Backward:
     dtype: torch.dtype | None  # of what backward() was called on; None if that is several tensors
     terms: tuple[LossTerm, ...] | None  # None where neither a GradScaler nor another scaling was seen
     gradient: Span | None  # with a GradScaler: the value that backward() began with (1, or its gradient= argument)
-    norms: Span | None  # with a GradScaler: L2 norms of the filled gradients after the pass, not unscaled
+    norms: Span | None  # with a GradScaler, in the first steps: L2 norms of the filled gradients after the pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Unscaling:
     found_inf: Span | None  # one flag a device: 1 where it found NaN or Inf
     graded: tuple[int, ...]  # the optimizer's parameters that had a gradient
     portions: tuple[Portion, ...]
-    norms: Span  # L2 norms of the graded ones' gradients, before they were divided
+    norms: Span | None  # L2 norms of the graded ones' gradients, before they were divided; in the first steps
     largest: Span | None  # their largest absolute values, where somebody had edited them by hand
 
 

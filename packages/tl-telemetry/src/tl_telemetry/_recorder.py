@@ -215,7 +215,7 @@ class Recorder:
                 dtype=begun.dtype,
                 terms=begun.terms,
                 gradient=begun.gradient,
-                norms=self.scaling.norms(self.gradients.parted(filled)[1]),
+                norms=self.scaling.norms(self.gradients.parted(filled)[1], len(self.records)),
             )
         )
         self._log_act(begun.grads)
@@ -318,7 +318,7 @@ class Recorder:
         call = scaler_call()
         if call is not None and not self.scaling.goes_on(call):
             self._look_around()
-            self._events.append(self.scaling.unscaling(call))
+            self._events.append(self.scaling.unscaling(call, len(self.records)))
         self.watch_s += perf_counter() - start
 
     def unscale_ended(self, found_inf: Tensor) -> None:

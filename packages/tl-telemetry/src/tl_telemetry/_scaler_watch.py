@@ -22,6 +22,9 @@ from tl_telemetry._steppers import Steppers
 from tl_telemetry._tensors import Tensors
 from tl_telemetry._terms import SCALINGS, terms
 
+# Steps in which the norms of scaled gradients are taken, beside those that the optimizers use.
+MEASURED_STEPS = 64
+
 
 class ScalerWatch:
     """What one recorder knows of the scalers of its setup, and of others that act on the setup's optimizers."""
@@ -87,9 +90,11 @@ class ScalerWatch:
             return None
         return self._figures.add([first.detach().reshape(())])
 
-    def norms(self, indices: tuple[int, ...]) -> Span | None:
-        """Return the norms of gradients, where there is a scaler."""
-        return self._figures.add(self._gradients.norms(indices)) if self.scalers.active else None
+    def norms(self, indices: tuple[int, ...], num_steps: int) -> Span | None:
+        """Return the norms of gradients, where there is a scaler, in the first steps."""
+        if not self.scalers.active or num_steps >= MEASURED_STEPS:
+            return None
+        return self._figures.add(self._gradients.norms(indices))
 
     def caller(self) -> tuple[str | None, str]:
         """Return the scaler whose step() is running, and the line that called it or an optimizer's; with a scaler."""
@@ -104,7 +109,7 @@ class ScalerWatch:
         """Tell whether an ``unscale_`` is known already: it calls torch once for each device and dtype."""
         return call.flag is not None and call.flag is self._flag
 
-    def unscaling(self, call: ScalerCall) -> Unscaling:
+    def unscaling(self, call: ScalerCall, num_steps: int) -> Unscaling:
         """Return the event of an ``unscale_`` that begins."""
         self._flag, self._flags = call.flag, {}
         self.scalers.acts_on(call.scaler, call.optimizer)
@@ -120,7 +125,7 @@ class ScalerWatch:
             found_inf=None,
             graded=graded,
             portions=portions,
-            norms=self._figures.add(self._gradients.norms(graded)),
+            norms=self.norms(graded, num_steps),
             largest=self._largest(graded) if edited else None,
         )
 

@@ -6,7 +6,18 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tl_amp._acts import SCALED, Unscaled, fresh, is_scaled, known_scales, norms_after, passes, total, unscalings
+from tl_amp._acts import (
+    SCALED,
+    Unscaled,
+    fresh,
+    is_scaled,
+    known_scales,
+    norms_after,
+    norms_at,
+    passes,
+    total,
+    unscalings,
+)
 from tl_amp._rules.clipping import MEASURES, is_meant
 from tl_amp._words import at, number, scales, several, telling
 from tl_core import Finding
@@ -61,7 +72,8 @@ def _norms_before(run: Evidence, unscaled: Unscaled) -> dict[int, float]:
     graded = unscaled.event.graded
     between = run.events[last.place : unscaled.place]
     if (
-        is_scaled(last.event, known_scales(run)) != SCALED
+        unscaled.event.norms is None
+        or is_scaled(last.event, known_scales(run)) != SCALED
         or not set(graded) <= set(norms)
         or any(
             isinstance(event, (Clip, Unscaling)) and not set(event.graded).isdisjoint(graded) for _, event in between
@@ -72,14 +84,12 @@ def _norms_before(run: Evidence, unscaled: Unscaled) -> dict[int, float]:
 
 
 def _together(found: list[tuple[Unscaled, dict[int, float]]]) -> list[Edit]:
-    return [Edit(u, total(before.values()), total(u.event.norms.values())) for u, before in found]
+    return [Edit(u, total(before.values()), total(norms_at(u))) for u, before in found]
 
 
 def _each(found: list[tuple[Unscaled, dict[int, float]]]) -> list[Edit]:
     return [
-        Edit(u, before[i], after)
-        for u, before in found
-        for i, after in zip(u.event.graded, u.event.norms.values(), strict=True)
+        Edit(u, before[i], after) for u, before in found for i, after in zip(u.event.graded, norms_at(u), strict=True)
     ]
 
 
@@ -89,7 +99,7 @@ def _largest(found: list[tuple[Unscaled, dict[int, float]]]) -> list[Edit]:
     for u, before in found:
         if u.event.largest is None:
             continue
-        rows = zip(u.event.graded, u.event.norms.values(), u.event.largest.values(), strict=True)
+        rows = zip(u.event.graded, norms_at(u), u.event.largest.values(), strict=True)
         edits += [Edit(u, before[i] / after * largest, largest) for i, after, largest in rows if after > 0.0]
     return edits
 

@@ -123,7 +123,7 @@ def _where(run: Evidence, late: list[Attempt]) -> str:
     for place, (_, event) in enumerate(run.events):
         if isinstance(event, Unscaling) and event.optimizer == late[0].optimizer:
             last = event
-        elif place in places and last is not None:
+        elif place in places and last is not None and last.norms is not None:
             graded.update(last.graded)
             bad.update(i for i, n in zip(last.graded, last.norms.values(), strict=True) if not math.isfinite(n))
     return f" for NaN or Inf in the gradients of {run.shown(bad)}" if bad and bad != graded else ""
