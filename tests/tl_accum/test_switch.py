@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -176,16 +177,6 @@ def test_hooks_that_run_in_backward_do_not_drop() -> None:
     assert draws(run, no_dropout=False)[0] is True
 
 
-def test_autograd_grad_keeps_the_switch_on() -> None:
-    """Gradients that autograd.grad computes come from passes without dropout too."""
-    x = torch.randn(4, 8, requires_grad=True)
-    before = torch.get_rng_state()
-    with switched(Met(), no_dropout=True) as switch, switch:
-        out = checkpoint(dropped, x, use_reentrant=False, preserve_rng_state=False)
-        torch.autograd.grad(out.sum(), x)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 class TwoDropouts(nn.Module):
     """Two dropouts draw different masks for a batch and for its micro-batches."""
 
@@ -217,37 +208,23 @@ def test_a_loop_with_dropout_passes_and_is_noisy_where_dropout_stays() -> None:
     assert "since the step draws random numbers" in report.notes[0].seen
 
 
+def state_of(model: nn.Module) -> set[tuple[bool, int, int]]:
+    return {(m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()}
+
+
 def test_modes_and_hooks_of_modules_stay_as_they_are() -> None:
     """The step sees its modules in training mode, without hooks of the check's; nothing stays behind."""
-    seen = []
+    seen: SimpleQueue[Any] = SimpleQueue()  # a list would be set back with what lies outside of the setup
 
-    def make_step(k: int) -> Any:
-        def step(setup: TrainingSetup, batch: Tensor) -> Tensor:
-            for module in setup.model.modules():
-                seen.append((module.training, len(module._forward_hooks), len(module._forward_pre_hooks)))
-            loss = loss_fn(setup.model, batch) / k
-            loss.backward()
-            if (setup.step_index + 1) % k == 0:
-                setup.optimizer.step()
-                setup.optimizer.zero_grad()
-            return loss
+    def looking(model: nn.Module, batch: Tensor) -> Tensor:
+        seen.put((model, state_of(model)))
+        return loss_fn(model, batch)
 
-        return step
-
-    models = []
-
-    def remembering() -> Any:
-        setup = make_setup()
-        models.append(setup[0])
-        return setup
-
-    assert check_accumulation_equivalent(remembering, torch.randn(8, 4), make_step).ok
-    assert set(seen) <= {(True, 0, 0)}
-    for model in models:
-        for module in model.modules():
-            assert module.training
-            assert not module._forward_hooks
-            assert not module._forward_pre_hooks
+    assert check_accumulation_equivalent(make_setup, torch.randn(8, 4), loss_fn=looking).ok
+    assert seen.qsize() == 10
+    while not seen.empty():
+        model, inside = seen.get()
+        assert inside == state_of(model) == {(True, 0, 0)}
 
 
 def norm_setup(norm: Callable[[], nn.Module]) -> Callable[[], Any]:
@@ -275,19 +252,20 @@ class FunctionalNorm(nn.Module):
 )
 def test_every_form_of_batch_statistics_is_fixed(norm: Callable[[], nn.Module], layers: str) -> None:
     """With fixed statistics nothing else differs, which the report says; and the modules are as they were."""
-    models = []
+    seen: SimpleQueue[Any] = SimpleQueue()
 
-    def build() -> Any:
-        setup = norm_setup(norm)()
-        models.append(setup[0])
-        return setup
+    def looking(model: nn.Module, batch: Tensor) -> Tensor:
+        seen.put((model, state_of(model)))
+        return loss_fn(model, batch)
 
-    report = check_accumulation_equivalent(build, torch.randn(16, 4), loss_fn=loss_fn)
+    report = check_accumulation_equivalent(norm_setup(norm), torch.randn(16, 4), loss_fn=looking)
     assert (report.findings, report.judged) == ((), False)
     assert [note.rule for note in report.notes] == ["not-judged"]
     assert layers in report.notes[0].seen
-    assert all(module.training for model in models for module in model.modules())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for m in models for module in m.modules())
+    found = [seen.get() for _ in range(seen.qsize())]
+    # with hooks while they are held in eval mode, for those that are modules
+    assert ((True, 1, 1) in set().union(*(inside for _, inside in found))) == ("'1'" in layers)
+    assert all(state_of(model) == {(True, 0, 0)} for model, _ in found)
 
 
 @pytest.mark.parametrize("norm", [lambda: nn.BatchNorm1d(6), FunctionalNorm], ids=["BatchNorm1d", "a function"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,6 +26,9 @@ from tl_accum._tolerance import Bounds
 from tl_core import Finding, Tolerances, check_rule_ids, standard_step
 
 CHECK = "Gradient accumulation"
+
+# A check seeds the generators of the whole process, and sets back what lies outside of the setup: threads wait.
+_one_at_a_time = threading.RLock()
 
 
 def check_accumulation_equivalent(
@@ -97,26 +101,27 @@ def check_accumulation_equivalent(
     if loss_fn is not None and not callable(loss_fn):
         raise TypeError(f"loss_fn must be a function, got {type(loss_fn).__name__}")
     tolerance = Tolerances().get("grad_accumulation", device, rtol=rtol, atol=atol)
-    plan = make_plan(
-        make_setup,
-        data,
-        make_step if loss_fn is None else lambda k: standard_step(loss_fn, accumulation_steps=k),  # type: ignore[arg-type]
-        accumulation_steps=accumulation_steps,
-        cycles=cycles,
-        epoch_length=epoch_length,
-        split=split,
-        disable_dropout=disable_dropout,
-        device=device,
-        seed=seed,
-    )
-    session = Session(plan)
-    try:
-        found = compare(session, Bounds(tolerance.rtol, tolerance.atol, exact_atol=atol is not None))
-        check_reference(found)
-        frozen = None if found.agrees else compare_frozen(found)
-        return _report(found, frozen, allowed)
-    finally:
-        session.close()
+    with _one_at_a_time:
+        plan = make_plan(
+            make_setup,
+            data,
+            make_step if loss_fn is None else lambda k: standard_step(loss_fn, accumulation_steps=k),  # type: ignore[arg-type]
+            accumulation_steps=accumulation_steps,
+            cycles=cycles,
+            epoch_length=epoch_length,
+            split=split,
+            disable_dropout=disable_dropout,
+            device=device,
+            seed=seed,
+        )
+        session = Session(plan)
+        try:
+            found = compare(session, Bounds(tolerance.rtol, tolerance.atol, exact_atol=atol is not None))
+            check_reference(found)
+            frozen = None if found.agrees else compare_frozen(found)
+            return _report(found, frozen, allowed)
+        finally:
+            session.close()
 
 
 def assert_accumulation_equivalent(

@@ -133,7 +133,8 @@ def _has_elements(value: Any, *, top: bool, columns: bool) -> bool:
     lengths = _column_lengths(value)
     if top and not (isinstance(value, list) and all(_is_record(item) for item in value)):
         return isinstance(value, list) and len(lengths) > 1
-    return len(lengths) != 1 or not columns
+    # one element is no batch of examples
+    return len(lengths) != 1 or not (columns or len(value) == 1)
 
 
 def _kind(value: Any) -> Any:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -88,6 +89,16 @@ class Switch(TorchFunctionMode):
         if isinstance(result, Tensor) and result.dtype in _LOW_PRECISION:
             self._met.low.add(result.dtype)
         return result
+
+    def __exit__(self, kind: Any, error: Any, traceback: TracebackType | None) -> None:
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        # an error of the person's code passes without the frames of this file
+        while traceback is not None:
+            following = traceback.tb_next
+            while following is not None and following.tb_frame.f_code.co_filename == __file__:
+                following = following.tb_next
+            traceback.tb_next = following
+            traceback = following
 
     def _without_dropout(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if func in _DROPOUTS:
