@@ -53,7 +53,7 @@ def _of(name: str, held: list[Tensor]) -> Iterator[Counts]:
                 yield Counts(f"{name}[:, 1:] != {value}", _count(held, lambda t, v=value: (t[:, 1:] != v).sum()))
         if all(bool((tensor >= 0).all()) for tensor in held):
             yield Counts(f"the sum of {name}", _count(held, lambda t: t.sum()))
-    elif all(bool((tensor >= 0).all()) for tensor in held if not tensor.is_complex()):
+    elif all(not tensor.is_complex() and bool((tensor >= 0).all()) for tensor in held):
         yield Counts(f"the sum of {name}", _count(held, lambda t: t.double().sum()))
         yield Counts(f"{name} > 0", _count(held, lambda t: (t > 0).sum()))
     yield Counts(f"elements of {name}", _count(held, lambda t: torch.tensor(t.numel())))
