@@ -257,9 +257,10 @@ def own_guard_against_bad_gradients(setup, batch):
 def unscaled_and_stepped_by_hand(setup, batch):
     setup.optimizer.zero_grad()
     loss = loss_of(setup, batch)
-    setup.scaler.scale(loss).backward()
+    setup.scaler.scale(loss * (math.inf if setup.step_index == 3 else 1.0)).backward()
     setup.scaler.unscale_(setup.optimizer)
-    setup.optimizer.step()
+    if torch.isfinite(clip_grad_norm_(setup.model.parameters(), 1.0)):
+        setup.optimizer.step()
     setup.scaler.update()
     return loss.detach()
 

@@ -76,6 +76,16 @@ def one_of_two_direct(setup, batch):
     return loss
 
 
+@loop("stepped-past-scaler")
+def direct_after_unscaling(setup, batch):
+    loss = scaled(setup, batch)
+    setup.scaler.unscale_(setup.optimizer)
+    clip_grad_norm_(setup.model.parameters(), 1.0)
+    setup.optimizer.step()
+    setup.scaler.update()
+    return loss
+
+
 @loop("stepped-twice")
 def direct_as_well(setup, batch):
     loss = finish(setup, scaled(setup, batch))
@@ -147,6 +157,22 @@ def only_the_last_micro_batch(setup, batch):
     return loss.detach()
 
 
+@loop("scaled-twice")
+def scaled_by_the_step_and_by_a_helper(setup, batch):
+    setup.optimizer.zero_grad()
+    loss = setup.scaler.scale(loss_of(setup, batch))
+    setup.scaler.scale(loss).backward()
+    return finish(setup, loss)
+
+
+@loop("scaled-twice")
+def scaled_by_its_number_as_well(setup, batch):
+    setup.optimizer.zero_grad()
+    loss = setup.scaler.scale(loss_of(setup, batch))
+    (loss * setup.scaler.get_scale() / 2).backward()
+    return finish(setup, loss)
+
+
 @loop("low-precision-loss", one(scale=None))
 def bfloat16_loss(setup, batch):
     setup.optimizer.zero_grad()
@@ -188,6 +214,24 @@ def update_before_the_step(setup, batch):
     setup.scaler.unscale_(setup.optimizer)
     clip_grad_norm_(setup.model.parameters(), 1.0)
     setup.scaler.update()
+    return finish(setup, loss)
+
+
+@loop("unscaled-twice")
+def divided_by_hand_before(setup, batch):
+    loss = scaled(setup, batch)
+    for parameter in setup.model.parameters():
+        parameter.grad.div_(setup.scaler.get_scale())
+    clip_grad_norm_(setup.model.parameters(), 1.0)
+    return finish(setup, loss)
+
+
+@loop("unscaled-twice", one(torch.optim.Adam, lr=0.01))
+def divided_by_hand_after(setup, batch):
+    loss = scaled(setup, batch)
+    setup.scaler.unscale_(setup.optimizer)
+    for parameter in setup.model.parameters():
+        parameter.grad.data.mul_(1.0 / setup.scaler.get_scale())
     return finish(setup, loss)
 
 

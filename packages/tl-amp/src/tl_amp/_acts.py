@@ -173,7 +173,7 @@ def is_scaled(event: Backward, scales: Iterable[float]) -> str | None:
         event: the pass.
         scales: values of the scale; a factor that equals one of them scales too (``loss * scaler.get_scale()``).
     """
-    terms = [term for term in event.terms or () if 0.0 not in _factors(term)]
+    terms = [term for term in event.terms or () if 0.0 not in factors_of(term)]
     if not terms or event.terms is None:
         return None
     given = 1.0 if event.gradient is None else event.gradient.value()
@@ -192,24 +192,25 @@ def is_scaled(event: Backward, scales: Iterable[float]) -> str | None:
 
 def unscaled_terms(event: Backward) -> list[LossTerm]:
     """Return the terms of a loss that no scaler's scale multiplies."""
-    return [term for term in event.terms or () if term.scaler is None and 0.0 not in _factors(term)]
+    return [term for term in event.terms or () if term.scaler is None and 0.0 not in factors_of(term)]
 
 
-def _factors(term: LossTerm) -> list[float]:
+def factors_of(term: LossTerm) -> list[float]:
+    """Return what multiplies a term beside a scaler's scale."""
     return [factor if isinstance(factor, float) else factor.value() for factor in term.factors]
 
 
 def _products(term: LossTerm, given: float) -> Iterator[float]:
     """Yield what may be a scale: the gradient that the pass began with, and each factor."""
-    factors = _factors(term)
+    factors = factors_of(term)
     yield given
     yield from factors
     yield math.prod(factors)
 
 
 def factor(term: LossTerm) -> float:
-    """Return what multiplies a term beside a scaler's scale."""
-    return math.prod(_factors(term))
+    """Return the product of what multiplies a term beside a scaler's scale."""
+    return math.prod(factors_of(term))
 
 
 def norms_after(event: Backward) -> dict[int, float]:

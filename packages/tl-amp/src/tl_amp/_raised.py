@@ -276,6 +276,10 @@ def _no_gradients(run: Evidence, call: Raised) -> Finding:
     )
 
 
+def _any_backward(acts: list[tuple[int, Event]]) -> bool:
+    return any(isinstance(event, Backward) for _, event in acts)
+
+
 def _nothing_to_update(run: Evidence, call: Raised) -> Finding:
     values = known_scales(run)
     known = passes(run)
@@ -311,17 +315,20 @@ def _nothing_to_update(run: Evidence, call: Raised) -> Finding:
         )
     earlier = [(record.step, event) for record, event in run.events if isinstance(event, ScalerUpdate) and event.site]
     again = ""
-    if earlier and earlier[-1][0] == call.step:
+    twice = bool(earlier) and earlier[-1][0] == call.step and not _any_backward(call.since)
+    if twice:
         again = (
             f"scaler.update() had been called at {earlier[-1][1].site} in the same step, and nothing was unscaled since"
         )
-    elif any(isinstance(event, Backward) for _, event in call.since):
+    elif _any_backward(call.since):
         again = "scaler.update() was called after a backward pass whose gradients no scaler had unscaled or stepped yet"
     return _finding(
         call,
         "extra-update",
-        "update() is called more often than updates: on every micro-batch of an accumulation, or a second time after "
-        "an update",
+        "update() is called more often than updates"
+        if twice
+        else "undecided: update() runs on every micro-batch of an accumulation, it comes before scaler.step(), or "
+        "scaler.step() is not called",
         "call scaler.update() once an update, right after scaler.step() of all optimizers",
         again or "scaler.update() was called before anything was unscaled",
     )

@@ -6,6 +6,7 @@ AMP_FINDINGS = (
     "stepped-past-scaler",
     "unused-scaler",
     "loss-not-scaled",
+    "scaled-twice",
     "unscaled-twice",
     "unscaled-again",
     "missing-update",
@@ -35,6 +36,7 @@ AMP_NOTES = (
 # A finding hides what follows from it, unless that names parameters which the finding does not.
 EXPLAINS = {
     "stepped-past-scaler": frozenset({"clip-before-unscale", "non-finite", "float16-overflow", "skipped-updates"}),
+    "scaled-twice": frozenset({"skipped-updates", "clip-before-unscale"}),
     "loss-not-scaled": frozenset({"never-stepped", "update-rounds-away"}),
     "unscaled-again": frozenset({"update-between-steps", "skipped-updates", "missing-update", "extra-update"}),
     "update-between-steps": frozenset({"skipped-updates"}),

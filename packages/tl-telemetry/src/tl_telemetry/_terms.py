@@ -82,9 +82,9 @@ def _strip(node: Any, output: int, term: Term, scales: Mapping[int, str]) -> tup
             factor = _factor(node, name)
             if factor is None:
                 term = term._replace(known=False)
-            elif isinstance(factor, Tensor) and factor.numel() and factor.data_ptr() in scales:
+            elif term.scaler is None and factor.numel() and factor.data_ptr() in scales:
                 term = term._replace(scaler=scales[factor.data_ptr()])
-            elif isinstance(factor, Tensor) and factor.dim() == 0 and not factor.is_complex():
+            elif factor.dim() == 0 and not factor.is_complex():
                 value = float(factor) if factor.device.type == "cpu" else factor
                 term = term._replace(factors=(*term.factors, value if name == _MUL else 1.0 / value))
         elif _dim(inputs[0][0], inputs[0][1]) != 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tl_amp._rules import clipping, finite, hand_clip, losses, notes, skips, stepping, unscaling
+from tl_amp._rules import by_hand, clipping, finite, hand_clip, losses, notes, skips, stepping, unscaling
 from tl_core import Finding
 from tl_telemetry import Evidence, update_rounds_away, zeroed_before_step
 
@@ -19,9 +19,12 @@ def rules(every: int, max_skipped_fraction: float) -> tuple[Rule, ...]:
 
     return (
         stepping.stepped_past_scaler,
+        stepping.stepped_after_unscaling,
         stepping.stepped_besides,
         stepping.unused_scaler,
         losses.loss_not_scaled,
+        by_hand.scaled_twice,
+        by_hand.unscaled_by_hand_too,
         unscaling.unscaled_again,
         unscaling.missing_update,
         unscaling.update_between_steps,

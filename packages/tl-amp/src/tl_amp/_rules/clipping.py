@@ -12,6 +12,8 @@ from tl_telemetry import Clip, Evidence
 
 # No gradient is clipped to this: a call with a bound from here on is made for the norm that it returns.
 MEASURES = 1e8
+# Nor are unscaled gradients to this.
+FAR = 1e3
 
 
 def clip_before_unscale(run: Evidence) -> Iterator[Finding]:
@@ -29,6 +31,8 @@ def clip_before_unscale(run: Evidence) -> Iterator[Finding]:
             continue
         norms = [total(clip.norms.values()) for _, clip, _ in found]
         reached = sum(norm > bound for norm, bound in zip(norms, bounds, strict=True) if math.isfinite(norm))
+        if not reached and all(bound / value >= FAR for bound, value in zip(bounds, values, strict=True)):
+            continue  # made for the norm that it returns
         hit = telling(step for step, _, _ in found)
         graded = {i for _, clip, _ in found for i in clip.graded}
         largest = max((norm for norm in norms if math.isfinite(norm)), default=math.nan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from tl_amp._acts import (
     PARTLY,
     SCALED,
     Stepped,
+    Unscaled,
     attempts,
     direct_steps,
     fresh,
@@ -60,6 +62,40 @@ def stepped_past_scaler(run: Evidence) -> Iterator[Finding]:
             steps=hit,
             parameters=run.named({i for stepped, _, _ in found for i in stepped.event.graded}),
             evidence={"updates": len(steps), "direct": len(found), "scale": max(scale for _, scale, _ in found)},
+        )
+
+
+def stepped_after_unscaling(run: Evidence) -> Iterator[Finding]:
+    """See optimizers that the scaler unscales, and that are then stepped without it."""
+    through = {attempt.optimizer for attempt in attempts(run)}
+    steps = direct_steps(run)
+    explicit: dict[str, list[Unscaled]] = {}
+    for unscaled in unscalings(run):
+        if not unscaled.event.in_step and unscaled.event.optimizer not in through:
+            explicit.setdefault(unscaled.event.optimizer, []).append(unscaled)
+    for name, found in explicit.items():
+        own = [stepped for stepped in steps if stepped.event.optimizer == name]
+        places = [unscaled.place for unscaled in found] + [len(run.events)]
+        hits = [
+            stepped
+            for first, last in itertools.pairwise(places)
+            if (stepped := next((s for s in own if first < s.place < last), None)) is not None
+        ]
+        if len(hits) < len(found):
+            continue  # some updates are left out, as by a guard of the loop's own against NaN and Inf
+        sites = together(stepped.event.site for stepped in hits)
+        hit = telling(stepped.step for stepped in hits)
+        yield Finding(
+            rule="stepped-past-scaler",
+            seen=f"{name!r} was stepped directly at {sites} in {len(hits)} of {several(len(own), 'update')} "
+            f"({at(hit)}), after scaler.unscale_() at {together(u.event.site for u in found)}, and never through the "
+            "scaler",
+            cause="optimizer.step() bypasses the scaler: unscale_() only notes the NaN and Inf that it finds, and it is "
+            "scaler.step() that skips an update because of them; a direct step applies them",
+            fix=f"call scaler.step({_variable(name)}) instead of its step() at {sites}",
+            steps=hit,
+            parameters=run.named({i for stepped in hits for i in stepped.event.graded}),
+            evidence={"updates": len(own), "direct": len(hits)},
         )
 
 
