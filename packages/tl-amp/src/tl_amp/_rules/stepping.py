@@ -90,8 +90,8 @@ def stepped_after_unscaling(run: Evidence) -> Iterator[Finding]:
             seen=f"{name!r} was stepped directly at {sites} in {len(hits)} of {several(len(own), 'update')} "
             f"({at(hit)}), after scaler.unscale_() at {together(u.event.site for u in found)}, and never through the "
             "scaler",
-            cause="optimizer.step() bypasses the scaler: unscale_() only notes the NaN and Inf that it finds, and it is "
-            "scaler.step() that skips an update because of them; a direct step applies them",
+            cause="optimizer.step() bypasses the scaler: unscale_() only notes the NaN and Inf that it finds, and it "
+            "is scaler.step() that skips an update because of them; a direct step applies them",
             fix=f"call scaler.step({_variable(name)}) instead of its step() at {sites}",
             steps=hit,
             parameters=run.named({i for stepped in hits for i in stepped.event.graded}),
