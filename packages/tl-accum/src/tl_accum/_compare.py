@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 
 from tl_accum._differences import GroupGap, group_gap
 from tl_accum._plan import Plan
-from tl_accum._runs import Frozen, Run, Session, batch_norms, check_fresh
+from tl_accum._runs import Frozen, Part, Run, Session, batch_norms, check_fresh
 from tl_accum._tolerance import Bounds
 from tl_accum._updates import updates
-from tl_accum._vectors import largest, minus
-from tl_telemetry import Piece
+from tl_accum._vectors import dot, largest, minus
 
 # From this share of the gradients on, the loop's own noise leaves nothing to judge.
 TOO_NOISY = 0.5
+# How often the full batches are run, with other random numbers each time but the first.
+NUM_DRAWS = 5
+# From this spread of the gradients' scale on, not even that can be judged.
+TOO_SPREAD = 0.25
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Comparison:
         indices: the step index of each full batch.
         frozen: what ran with fixed statistics.
         noise: how far the loop lies from itself when it is repeated, relative to its gradients; 0 where it repeats.
+        spread: how far the scale of its gradients lies from itself then; 0 where it repeats.
     """
 
     session: Session
@@ -43,6 +46,17 @@ class Comparison:
     indices: tuple[int, ...]
     frozen: Frozen
     noise: float = 0.0
+    spread: float = 0.0
+
+    @property
+    def drew(self) -> bool:
+        """Whether steps drew random numbers."""
+        return self.reference.drew or self.run.drew
+
+    @property
+    def is_random(self) -> bool:
+        """Whether random numbers that the steps draw change the gradients: only what is coarse can be judged then."""
+        return self.drew and self.noise > 0.0
 
     @property
     def plan(self) -> Plan:
@@ -55,25 +69,14 @@ class Comparison:
 
     @property
     def too_noisy(self) -> bool:
-        """Whether the loop's own noise leaves nothing of the gradients to judge."""
-        return self.noise >= TOO_NOISY
+        """Whether the loop's own noise leaves nothing of the gradients to judge, not even their scale."""
+        return self.noise >= TOO_NOISY and self.spread >= TOO_SPREAD
 
-    @cached_property
+    @property
     def moved_in_forward(self) -> list[str]:
-        """Buffers that move in every forward pass, whether an update follows or not."""
-        buffers = {name for name, _ in self.run.setup.model.named_buffers()}
-        found: dict[str, None] = {}
-        for number, group in enumerate(self.run.groups):
-            places = {u.place for made in updates(self.run, group).values() for u in made}
-            for place, step in enumerate(group.steps):
-                for change in step.changed:
-                    name = ".".join(map(str, change.path))
-                    # in the group's other micro-batches no update moved anything
-                    if change.piece == Piece("weights") and name in buffers and place not in places:
-                        found[name] = None
-            if number and found:
-                break
-        return list(found)
+        """Buffers that move in forward passes, whether an update follows or not."""
+        names = (name for name, _ in self.run.setup.model.named_buffers())
+        return [name for name in names if name in self.run.moved_in_forward]
 
 
 def compare(session: Session, bounds: Bounds) -> Comparison:
@@ -136,10 +139,9 @@ def _with_floor(found: Comparison) -> Comparison:
     """Measure how far the full batches' run lies from itself, and compare again with that as the floor."""
     session = found.session
     floor: dict[str, float] = {}
-    relative = 0.0
-    drew = found.reference.drew or found.run.drew
+    relative = spread = 0.0
     until = next(gap.number for gap in found.gaps if not gap.agrees) + 1
-    for draws in (0, 1, 2) if drew else (0,):
+    for draws in range(NUM_DRAWS) if found.drew else (0,):
         other = session.full(frozen=found.frozen, indices=found.indices, draws=draws, until=until)
         for number in range(until):
             wanted = updates(found.reference, found.reference.groups[number])
@@ -151,8 +153,22 @@ def _with_floor(found: Comparison) -> Comparison:
                         floor[parameter] = max(floor.get(parameter, 0.0), largest({parameter: value}))
                     size = largest(a.accumulated)
                     relative = max(relative, largest(apart) / size if size else 0.0)
+                    square = dot(a.accumulated, a.accumulated)
+                    spread = max(spread, abs(dot(a.accumulated, apart)) / square if square else 0.0)
     if not any(floor.values()):
         return found
     again = _compared(session, replace(found.bounds, floor=floor), found.indices, found.frozen)
-    again.noise = relative
+    again.noise, again.spread = relative, spread
     return again
+
+
+def gap_with(found: Comparison, number: int, restored: Part) -> GroupGap:
+    """Compare a group again with a part of the state put back before each of its micro-batches."""
+    run = found.session.accumulated(
+        frozen=found.frozen,
+        reference=found.reference,
+        matches=lambda _run, _number: True,
+        until=number + 1,
+        restored=restored,
+    )
+    return group_gap(found.reference, run, number, found.bounds)

@@ -286,12 +286,8 @@ def _state(full: GroupRun, parts: GroupRun, run: Run, bounds: Bounds) -> list[tu
 
 
 def moving_places(group: GroupRun, piece: Piece) -> list[int]:
-    """Return the micro-batches in which tensors of a piece changed."""
-    return [
-        place
-        for place, step in enumerate(group.steps)
-        if any(change.piece == piece and change.tensor is not None for change in step.changed)
-    ]
+    """Return the micro-batches in which something of a piece changed: tensors, or numbers (a counter of updates)."""
+    return [place for place, step in enumerate(group.steps) if any(change.piece == piece for change in step.changed)]
 
 
 def _moves_elsewhere(piece: Piece, full: GroupRun, parts: GroupRun) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from tl_accum._forward import watching_buffers
+from tl_accum._generators import disturb
 from tl_accum._plan import Group, Plan, Step
 from tl_accum._switch import Met, Switch, switched
 from tl_core import TrainingSetup, build_setup, noted, preserve_rng, seed_everything
@@ -26,6 +29,7 @@ from tl_telemetry import (
     compare_captures,
     observe,
     put_back,
+    setup_functions,
 )
 
 
@@ -81,12 +85,20 @@ class Run:
         met: what the switch met.
         groups: the groups, in order.
         drew: whether steps drew random numbers.
+        outside: what the loop keeps outside of the setup.
+        moved_in_forward: names of the buffers that forward passes moved.
     """
 
     setup: TrainingSetup
     training: TrainingRun
+    outside: Outside
+    moved_in_forward: set[str]
     met: Met = field(default_factory=Met)
     groups: list[GroupRun] = field(default_factory=list)
+
+    def capture(self) -> StateCapture:
+        """Capture the state of the setup, and of what the loop keeps outside of it."""
+        return capture_state(self.setup, outside=self.outside.values())
 
     def name(self, index: int) -> str:
         """Return the name of a followed parameter."""
@@ -109,6 +121,28 @@ class Frozen:
 
     batch_norm: bool = False
     modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the state.
+
+    Attributes:
+        piece: the piece.
+        key: the attribute or entry of it; None for the whole piece.
+    """
+
+    piece: Piece
+    key: Any = None
+
+    def as_in(self, earlier: StateCapture, now: StateCapture) -> StateCapture:
+        """Return a capture that has this part as it was earlier, and the rest of its piece as it is now."""
+        before, after = earlier.pieces.get(self.piece), now.pieces.get(self.piece)
+        held, holds = getattr(before, "items", None), getattr(after, "items", None)
+        if self.key is None or held is None or holds is None or self.key not in held:
+            return earlier
+        mixed: Any = replace(after, items={**holds, self.key: held[self.key]})  # type: ignore[type-var]
+        return replace(now, pieces={**now.pieces, self.piece: mixed}, nodes={**now.nodes, **earlier.nodes})
 
 
 Match = Callable[[Run, int], bool]
@@ -148,7 +182,15 @@ class Session:
                 self._group(run, step, log, switch, group, [(indices[group.number], group.full)], draws)
         return run
 
-    def accumulated(self, *, frozen: Frozen, reference: Run, matches: Match) -> Run:
+    def accumulated(
+        self,
+        *,
+        frozen: Frozen,
+        reference: Run,
+        matches: Match,
+        until: int | None = None,
+        restored: Part | None = None,
+    ) -> Run:
         """Run one step a micro-batch.
 
         Args:
@@ -156,26 +198,38 @@ class Session:
             reference: the run over full batches.
             matches: tells, after a group, whether it agrees with the reference so far; the next group then starts
                 from the reference's weights, so that rounding does not add up.
+            until: the number of groups; None runs all.
+            restored: what of the state is put back, before each micro-batch of the last group, to how that began.
         """
         with self._fresh(self.plan.accumulation_steps, frozen, "micro-batches") as (run, step, log, switch):
             agreed = True
-            for group in self.plan.groups:
+            for group in self.plan.groups[:until]:
                 calls = [(group.first + place, part) for place, part in enumerate(group.parts)]
-                self._group(run, step, log, switch, group, calls, 0)
+                part_back = restored if group.number + 1 == until else None
+                self._group(run, step, log, switch, group, calls, 0, part_back)
                 agreed = agreed and matches(run, group.number)
                 if agreed:
                     _take_over(reference.groups[group.number].end, run.setup)
         return run
 
-    def single(self, *, frozen: Frozen, indices: Sequence[int], number: int, part: int) -> Run:
-        """Run the full batches before a group, and then one step on one micro-batch of it, as if it were a full one."""
+    def single(
+        self, *, frozen: Frozen, indices: Sequence[int], number: int, part: int, accumulation_steps: int = 1
+    ) -> Run:
+        """Run the full batches before a group, and then one step on one micro-batch of it.
+
+        That step is made for ``accumulation_steps``; the step index is that of a group's first micro-batch, and for one
+        accumulation step that of the full batch.
+        """
         with self._fresh(1, frozen, "full batches") as (run, step, log, switch):
             for group in self.plan.groups[:number]:
                 _clear_gradients(run)
                 self._group(run, step, log, switch, group, [(indices[group.number], group.full)], 0)
             group = self.plan.groups[number]
             _clear_gradients(run)
-            self._group(run, step, log, switch, group, [(indices[number], group.parts[part])], 0)
+            index = indices[number]
+            if accumulation_steps > 1:
+                step, index = self.plan.new_step(accumulation_steps), 0
+            self._group(run, step, log, switch, group, [(index, group.parts[part])], 0)
         return run
 
     @contextmanager
@@ -190,8 +244,10 @@ class Session:
             step = plan.new_step(accumulation_steps)
             seed_everything(plan.seed)
             setup = build_setup(plan.make_setup, plan.device)
-            with observe(setup, track_updates=False, gradients=log) as training:
-                run = Run(setup, training)
+            with observe(setup, track_updates=False, gradients=log) as training, ExitStack() as stack:
+                outside = Outside([step, *setup_functions(setup)])
+                moved = stack.enter_context(watching_buffers(setup.model))
+                run = Run(setup, training, outside, moved)
                 modules = dict(setup.model.named_modules())
                 held = tuple(modules[name] for name in frozen.modules if name in modules)
                 with (
@@ -209,20 +265,29 @@ class Session:
         group: Group,
         calls: Sequence[tuple[int, Any]],
         draws: int,
+        restored: Part | None = None,
     ) -> None:
         setup = run.setup
+        if any(is_lazy(parameter) for parameter in setup.model.parameters()):
+            draws = 0  # the first forward pass draws the weights, which are to be the same
         # one dropout by hand then draws the same for a full batch and for its micro-batches
         seed_everything((self.plan.seed + 7919 * (group.number + 1) + 104729 * draws) % 2**32)
-        start = now = capture_state(setup)
+        if draws:
+            kept = [*setup.state.values(), *vars(setup).values(), *run.outside.values().values()]
+            disturb(kept, 104729 * draws + group.number)
+        start = now = run.capture()
         steps = []
         for place, (index, part) in enumerate(calls):
             setup.step_index = index
+            if restored is not None and place:
+                put_back(restored.as_in(start, now), setup, [restored.piece], outside=run.outside.access())
+                now = run.capture()
             batch = self.plan.fresh(part)
             scale = loss_scale(setup)
             with run.training.step(batch) as current, noted(_where(index, place, calls, group)), switch:
                 current.loss = step(setup, batch)
-            after = capture_state(setup)
-            changed = [d for d in compare_captures(now, after) if d.piece.kind != "gradients"]
+            after = run.capture()
+            changed = [d for d in compare_captures(now, after) if d.piece.kind != "gradients" and not _is_made(d)]
             steps.append(MicroStep(index, run.training.records[-1], log.acts, changed, scale))
             log.acts, now = [], after
         run.groups.append(GroupRun(steps, start, now))
@@ -259,6 +324,11 @@ def _clear_gradients(run: Run) -> None:
     for parameter in (*setup.model.parameters(), *held):
         if id(parameter) not in spared:
             parameter.grad = None
+
+
+def _is_made(difference: StateDifference) -> bool:
+    """Tell whether a lazy module made this weight in its first forward pass."""
+    return difference.piece == Piece("weights") and difference.tensor is None
 
 
 def _take_over(capture: StateCapture, setup: TrainingSetup) -> None:

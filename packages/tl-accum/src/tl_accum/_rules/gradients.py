@@ -19,11 +19,12 @@ from tl_accum._rules.kept import (
     without_backward,
     zeroed,
 )
-from tl_accum._rules.scale import mostly_scaled, pass_scaled, scaled
+from tl_accum._rules.probes import moving_figures, moving_state, partly_scaled
+from tl_accum._rules.scale import mostly_scaled, pass_scaled, roughly_scaled, scaled
 from tl_accum._rules.terms import constant_term, coupled, mean_of_means, unequal
 from tl_accum._runs import MicroStep
-from tl_accum._vectors import norm
-from tl_accum._words import cycle, number, optimizers, places, several
+from tl_accum._vectors import norm, ratio
+from tl_accum._words import cycle, listed, number, optimizers, places
 from tl_core import Finding
 from tl_telemetry import Backward, OptimizerStep
 
@@ -44,11 +45,16 @@ CAUSES: tuple[Cause, ...] = (
     scaled,
     pass_scaled,
     constant_term,
+    moving_state,
     mean_of_means,
     unequal,
+    partly_scaled,
     mostly_scaled,
     coupled,
 )
+
+# Those that hold although the step draws random numbers: what happens within the one run.
+COARSE: tuple[Cause, ...] = (scale_changed, left_over, other_passes, zeroed, clipped, edited, roughly_scaled)
 
 
 def gradient_findings(comparison: Comparison) -> Iterator[Finding]:
@@ -63,6 +69,8 @@ def gradient_findings(comparison: Comparison) -> Iterator[Finding]:
             continue
         seen.add(one.optimizer)
         finding = _cause(Context(comparison, gap.number, one))
+        if finding is None:
+            continue
         told.setdefault((finding.rule, finding.cause, finding.fix), []).append((one.optimizer, finding))
     for alike in told.values():
         names = tuple(name for _, finding in alike for name in finding.parameters)
@@ -78,7 +86,10 @@ def _where(comparison: Comparison, group: int) -> str:
     return cycle(comparison.plan, comparison.plan.groups[group])
 
 
-def _cause(context: Context) -> Finding:
+def _cause(context: Context) -> Finding | None:
+    if context.comparison.is_random:
+        found = (cause(context) for cause in COARSE)
+        return next((_with_clip(context, finding) for finding in found if finding is not None), None)
     if not context.gap.before_clipping:
         return _as_applied(context)
     for cause in CAUSES:
@@ -109,28 +120,35 @@ def _as_applied(context: Context) -> Finding:
     )
     bounds = [sorted({clip.bound for clip in update.clips}) for update in (expected, got)]
     if len(expected.clips) != len(got.clips):
-        more, fewer = (
-            ("the full batch", "accumulation")
-            if len(expected.clips) > len(got.clips)
-            else (
-                "accumulation",
-                "the full batch",
-            )
-        )
         cause = (
-            f"with {more} they are clipped {several(max(len(expected.clips), len(got.clips)), 'time')} before the "
-            f"step, with {fewer} {several(min(len(expected.clips), len(got.clips)), 'time')}"
+            f"before the step, they are clipped {_how_often(len(got.clips))} with accumulation, and "
+            f"{_how_often(len(expected.clips))} with the full batch"
         )
         fix = "clip once, between the last backward() of a group and optimizer.step()"
     elif bounds[0] != bounds[1]:
         cause = f"the bound of the clip is {bounds[1][0]:g} with accumulation and {bounds[0][0]:g} with the full batch"
         fix = "clip the accumulated gradients by the bound that is meant for the full batch's"
     else:
-        cause = (
-            "something changes the gradients between the last backward() and optimizer.step(), in one of the two only"
-        )
+        cause = "something changes the gradients before the step otherwise than the full batch's" + _after_clip(context)
         fix = "look at what runs between the last backward() of a group and optimizer.step()"
     return Finding("clip-differs", figures, cause, fix, parameters=names, evidence={"expected": a, "got": b})
+
+
+def _how_often(count: int) -> str:
+    return {0: "not at all", 1: "once"}.get(count, f"{count} times")
+
+
+def _after_clip(context: Context) -> str:
+    """Say by what the gradients are multiplied after the clip, where they agree until then."""
+    expected, got = context.gap.expected, context.gap.got
+    if expected.clipped is None or got.clipped is None or not context.same(got.clipped, expected.clipped):
+        return ""
+    factors = [ratio(update.applied, update.clipped or {}, context.rtol) for update in (expected, got)]
+    if factors[0] is None or factors[1] is None:
+        return ", after the clip"
+    return (
+        f": after the clip, they are multiplied by {number(factors[1])}, and the full batch's by {number(factors[0])}"
+    )
 
 
 def _unknown(context: Context) -> Finding:
@@ -161,9 +179,15 @@ def _candidates(context: Context) -> tuple[str, str]:
             "other accumulation steps",
             "do what the hooks do once, to the accumulated gradients, before optimizer.step()",
         )
+    others: list[str] = []
+    if moved := moving_figures(context)[:3]:
+        others.append(f"what changed in every micro-batch ({listed(moved)}), where the loss is computed with it")
+    if context.comparison.drew:
+        others.append("random numbers that the step draws for a whole batch, from a generator that it seeds itself")
+    beside = "".join(f"{other}; " for other in others)
     return (
-        "undecided: a part of the loss that is not divided, a step that does something else for other accumulation "
-        "steps, or a loss that is neither a mean nor a sum over examples",
+        f"undecided: {beside}a part of the loss that is not divided, a step that does something else for other "
+        "accumulation steps, or a loss that is neither a mean nor a sum over examples",
         "compare what the step does for make_step(1) and for more: each micro-batch's loss must be its share of the "
         "full batch's",
     )

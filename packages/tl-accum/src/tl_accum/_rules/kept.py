@@ -226,7 +226,7 @@ def without_backward(context: Context) -> Finding | None:
     """See micro-batches that no backward pass is called for, while the gradients of the others are there."""
     parts = context.num_parts
     ran = {one.place for one in context.passes}
-    missing = [place for place in range(parts) if place not in ran]
+    missing = [place for place in range(parts) if not context.is_reached(place)]
     if not missing or not context.is_kept():
         return None
     if not ran:

@@ -144,14 +144,21 @@ def _precision(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _noise(comparison: Comparison) -> Iterator[Finding]:
-    if comparison.noise and not comparison.too_noisy:
-        yield Finding(
-            "noise",
-            f"the loop differs from itself when it is repeated, by up to {number(comparison.noise)} of its largest "
-            f"gradient{_why(comparison)}: only larger differences were counted",
-            "",
-            "draw no random numbers in the step, or the same for a batch as for its micro-batches",
-        )
+    if not comparison.noise or comparison.too_noisy:
+        return
+    counted = (
+        "only when optimizers and schedulers step, what is lost or left over between micro-batches, and the scale of "
+        "the gradients were judged"
+        if comparison.is_random
+        else "only larger differences were counted"
+    )
+    yield Finding(
+        "noise",
+        f"the loop differs from itself when it is repeated, by up to {number(comparison.noise)} of its largest "
+        f"gradient{_why(comparison)}: {counted}",
+        "",
+        "draw no random numbers in the step, or the same for a batch as for its micro-batches",
+    )
 
 
 def _why(comparison: Comparison) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tl_accum._context import Context
-from tl_accum._vectors import Vector, added, norm, only, ratio
+from tl_accum._vectors import Vector, added, dot, norm, only, ratio
 from tl_accum._words import listed, number, times
 from tl_core import Finding
 
@@ -68,6 +68,32 @@ def scaled(context: Context) -> Finding | None:
         else f"the loss of a micro-batch is divided by {_shown(divisor)} instead of by {due}",
         "divide the loss by the number of micro-batches in the group",
         evidence={**evidence, "divisor": divisor},
+    )
+
+
+def roughly_scaled(context: Context) -> Finding | None:
+    """See gradients of about ``k`` times the full batch's, or one ``k``-th, in a step that draws random numbers."""
+    square = dot(context.expected, context.expected)
+    if not square or not context.is_kept():
+        return None
+    factor, parts = dot(context.got, context.expected) / square, context.num_parts
+    slack = 1.0 + 3.0 * context.comparison.spread
+    if not slack**2 < parts:
+        return None
+    near = next((f for f in (float(parts), 1.0 / parts) if f / slack <= factor <= f * slack), None)
+    if near is None:
+        return None
+    undivided = near > 1.0
+    return Finding(
+        "loss-not-divided" if undivided else "loss-divided-twice",
+        f"the accumulated gradients are about {number(factor)} times the full batch's (norm "
+        f"{number(norm(context.got))} instead of {number(norm(context.expected))}); the random numbers that the step "
+        f"draws change that by up to {number(context.comparison.spread)}",
+        f"the loss is a mean over the micro-batch and is not divided by the {parts} accumulation steps"
+        if undivided
+        else f"the loss is divided by the {parts} accumulation steps twice, or is a sum and divided once",
+        "call backward() on loss / k" if undivided else "divide a mean once, and a sum not at all",
+        evidence={"ratio": factor},
     )
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from tl_accum._compare import Comparison
 from tl_accum._differences import GroupGap, moving_places, scheduler_steps
+from tl_accum._rules.entries import entry
 from tl_accum._updates import updates
+from tl_accum._vectors import largest
 from tl_accum._words import cycle, number, places, several, shown
 from tl_core import Finding
 from tl_telemetry import Piece, StateDifference
@@ -19,13 +23,13 @@ def state_findings(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
         comparison: both runs.
         told: whether a finding about updates or gradients explains that weights, and what follows them, differ.
     """
-    schedulers = list(_schedulers(comparison))
-    yield from schedulers
-    if not (told or schedulers):
-        yield from _settings(comparison)
-    yield from _state(comparison, told=told)
-    if not told:
-        yield from _weights(comparison)
+    found = list(_schedulers(comparison))
+    if not (told or found):
+        found += _settings(comparison)
+    found += _state(comparison, told=told or bool(found))
+    if not (told or found or comparison.is_random):
+        found += _weights(comparison)
+    yield from found
 
 
 def _schedulers(comparison: Comparison) -> Iterator[Finding]:
@@ -58,14 +62,15 @@ def _schedulers(comparison: Comparison) -> Iterator[Finding]:
 
 
 def moved_between(comparison: Comparison) -> Iterator[Finding]:
-    """See weights that move in micro-batches without an update."""
+    """See weights, and buffers that no forward pass moves, that move in micro-batches without an update."""
     run, plan = comparison.run, comparison.plan
-    parameters = {name for name, _ in run.setup.model.named_parameters()}
-    for group, made in zip(plan.groups, run.groups, strict=True):
+    own = {name for name, _ in run.setup.model.named_parameters()}
+    for gap, group, made in zip(comparison.gaps, plan.groups, run.groups, strict=True):
+        own_here = own | (set(gap.buffers) - run.moved_in_forward)
         updating = {update.place for found in updates(run, made).values() for update in found}
         hit: dict[int, set[str]] = {}
         for place, step in enumerate(made.steps):
-            names = {".".join(map(str, c.path)) for c in step.changed if c.piece == Piece("weights")} & parameters
+            names = {".".join(map(str, change.path)) for change in step.changed if _is_moved(change)} & own_here
             if names and place not in updating and not _skipped(step.record.events):
                 hit[place] = names
         if hit:
@@ -74,13 +79,24 @@ def moved_between(comparison: Comparison) -> Iterator[Finding]:
                 "moved-per-micro-batch",
                 f"{shown(moved, run)} changed in {places(hit, len(made.steps))} of {cycle(plan, group)}, in which no "
                 "optimizer stepped",
-                "the step changes the weights itself (a decay by hand, a clamp, an update by hand) in every "
-                "micro-batch, and not once an update",
+                "the step changes the weights, or a buffer, itself (a decay by hand, a clamp, an update by hand) in "
+                "micro-batches that make no update",
                 "do it where the optimizer steps, in the same branch",
                 parameters=tuple(moved),
                 evidence={"micro_batches": tuple(hit)},
             )
             return
+
+
+def _is_moved(change: StateDifference) -> bool:
+    """Tell whether a weight or buffer of more than one element moved by more than rounding."""
+    if change.piece != Piece("weights") or change.tensor is None or change.tensor.num_elements < 2:
+        return False
+    before, after = change.tensor_a(), change.tensor_b()
+    if before is None or after is None or not before.is_floating_point():
+        return change.tensor.num_elements > 1
+    limit = 16 * torch.finfo(before.dtype).eps * largest({"": before})
+    return largest({"": after - before}) > limit
 
 
 def _skipped(events: tuple[object, ...]) -> bool:
@@ -112,8 +128,17 @@ def _settings(comparison: Comparison) -> Iterator[Finding]:
     elif not moving and gap.number == 0:
         cause = "make_step sets it by the accumulation steps, or another value for other ones"
         fix = "use the settings that the full batch is trained with"
+    elif (plateau := _plateau(comparison)) is not None:
+        cause = (
+            f"scheduler {plateau!r} sets it by a metric, and was given another one: the last micro-batch's loss "
+            "instead of the whole group's"
+        )
+        fix = "give it the mean of the group's losses, or a validation loss"
     else:
-        cause = "undecided: it is computed from the step's index, or from the accumulation steps"
+        cause = (
+            "undecided: it is computed from the step's index, from a counter that counts micro-batches, or from the "
+            "accumulation steps"
+        )
         fix = "compute it from the number of updates (setup.step_index // k)"
     yield Finding(
         "settings-differ",
@@ -124,6 +149,13 @@ def _settings(comparison: Comparison) -> Iterator[Finding]:
         fix,
         evidence={"expected": first.plain_a, "got": first.plain_b},
     )
+
+
+def _plateau(comparison: Comparison) -> str | None:
+    """Return the name of a scheduler that goes by a metric."""
+    kinds = torch.optim.lr_scheduler.ReduceLROnPlateau
+    schedulers = comparison.run.setup.schedulers.items()
+    return next((name for name, scheduler in schedulers if isinstance(scheduler, kinds)), None)
 
 
 def _numbers(difference: StateDifference) -> bool:
@@ -146,10 +178,10 @@ def _state(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
         if told and made and set(made) <= {last}:
             continue  # it follows the weights, or the gradients
         parts = len(plan.groups[gap.number].parts)
-        entry = _entry(comparison, piece)
+        name = entry(comparison, piece)
         fix = "update it after optimizer.step(), in the same branch"
         if made:
-            seen = f"{entry} moved in {places(made, parts)} of {cycle(plan, plan.groups[gap.number])}"
+            seen = f"{name} moved in {places(made, parts)} of {cycle(plan, plan.groups[gap.number])}"
             if len(made) == parts:
                 cause = "it is updated in every micro-batch instead of after each update"
             elif made == [last]:
@@ -161,7 +193,7 @@ def _state(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
             else:
                 cause = "it is updated in micro-batches that make no update"
         else:
-            seen = f"{entry} did not move in {cycle(plan, plan.groups[gap.number])}"
+            seen = f"{name} did not move in {cycle(plan, plan.groups[gap.number])}"
             cause = "it is not updated with accumulation"
         worst = held[0]
         yield Finding(
@@ -172,13 +204,6 @@ def _state(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
             fix,
             evidence={"micro_batches": tuple(made)},
         )
-
-
-def _entry(comparison: Comparison, piece: Piece) -> str:
-    setup = comparison.run.setup
-    if piece.kind == "state":
-        return f"setup.state[{piece.name!r}] ({type(setup.state.get(piece.name)).__name__})"
-    return f"setup.{piece.name}" if piece.kind == "attribute" else piece.name
 
 
 def _weights(comparison: Comparison) -> Iterator[Finding]:

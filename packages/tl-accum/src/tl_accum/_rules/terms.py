@@ -7,6 +7,7 @@ import torch
 from tl_accum._context import Context
 from tl_accum._counts import candidates
 from tl_accum._differences import tensors_of
+from tl_accum._rules.probes import moving_figures
 from tl_accum._vectors import Vector, added, made_of, norm, only, ratio
 from tl_accum._words import number
 from tl_core import Finding
@@ -33,14 +34,14 @@ def constant_term(context: Context) -> Finding | None:
         return None
     if not context.same(added([context.expected, term], [1.0, float(parts - 1)]), context.got):
         return None
-    what = _penalty(context, term)
     reached = [name for name, value in term.items() if float(value.abs().max()) > context.rtol * 1e-3 * size]
+    what = _penalty(context, only(term, reached))
     return Finding(
         "constant-term",
         f"the accumulated gradients hold {parts} times a term that the full batch's hold once: it is the same in every "
         f"micro-batch (norm {number(size)}, in {context.shown(reached)}), so that the norm is "
         f"{number(norm(context.got))} instead of {number(norm(context.expected))}",
-        f"a term of the loss that does not depend on the data{what} is added to each micro-batch's loss after that is "
+        f"a term of the loss that does not depend on the data{what} is added to each micro-batch's loss after that was "
         f"divided by {parts}",
         "divide the whole loss by k, the term included; or add the term in one micro-batch of the group",
         evidence={"term_norm": size},
@@ -51,14 +52,13 @@ def _penalty(context: Context, term: Vector) -> str:
     """Say which penalty on the weights a term is, where its gradient shows it."""
     run = context.comparison.run
     held = tensors_of(run.groups[context.number].start, Piece("weights"))
-    names = [name for name, value in term.items() if name in held and norm({name: value}) > 0.0]
-    weights, own = only(held, names), only(term, names)
-    if not names or any(weights[name].shape != own[name].shape for name in names):
+    weights = only(held, term)
+    if weights.keys() != term.keys() or any(weights[name].shape != value.shape for name, value in term.items()):
         return ""
-    if (factor := ratio(own, weights, 1e-3)) is not None:
+    if (factor := ratio(term, weights, 1e-3)) is not None:
         return f" (its gradient is {number(factor)} times the weights: an L2 penalty)"
     signs = {name: torch.sign(value) for name, value in weights.items()}
-    if (factor := ratio(own, signs, 1e-3)) is not None:
+    if (factor := ratio(term, signs, 1e-3)) is not None:
         return f" (its gradient is {number(factor)} times the weights' signs: an L1 penalty)"
     return ""
 
@@ -73,15 +73,16 @@ def mean_of_means(context: Context) -> Finding | None:
         shares = [count / total for count in counts.numbers]
         if context.same(added(context.singles, shares), context.expected):
             listed = ", ".join(f"{count:g}" for count in counts.numbers)
+            weighted = any(count != round(count) for count in counts.numbers)
+            own = "total weight" if weighted else "number of elements that count (tokens, mask)"
             return Finding(
                 "mean-of-means",
-                f"each micro-batch weighs 1/{parts} in the accumulated gradients, and by its count of elements in the "
-                f"full batch's: {listed} ({counts.what}); the norm is {number(norm(context.got))} instead of "
-                f"{number(norm(context.expected))}",
-                "each micro-batch's loss is a mean over its own number of elements that count (tokens, mask), and "
-                "these means are averaged: elements of micro-batches with few of them weigh too much",
-                "sum the loss, and divide by the total number of elements of the whole group, counted before the first "
-                "micro-batch",
+                f"each micro-batch weighs 1/{parts} in the accumulated gradients, and by its share in the full "
+                f"batch's: {listed} of {total:g} ({counts.what}); {context.norms()}",
+                f"each micro-batch's loss is a mean over its own {own}, and these means are averaged: what is in "
+                f"micro-batches with {'a small one' if weighted else 'few of them'} weighs too much",
+                f"sum the loss, and divide it by the total {'weight' if weighted else 'number of elements'} of the "
+                "whole group, counted before the first micro-batch",
                 evidence={"counts": counts.numbers},
             )
     weights = made_of(context.expected, context.singles, context.rtol)
@@ -91,18 +92,18 @@ def mean_of_means(context: Context) -> Finding | None:
     is_mean = abs(sum(weights) - 1.0) <= 10 * context.rtol
     return Finding(
         "mean-of-means",
-        f"each micro-batch weighs 1/{parts} in the accumulated gradients, and {listed} in the full batch's; the norm "
-        f"is {number(norm(context.got))} instead of {number(norm(context.expected))}",
-        "each micro-batch's loss is normalised by something of its own (a count of elements, a sum of weights), and "
-        "not by the whole group's: no tensor of the batch was found whose counts are these shares"
+        f"each micro-batch weighs 1/{parts} in the accumulated gradients, and {listed} in the full batch's; "
+        f"{context.norms()}",
+        "each micro-batch's loss is normalised by something of its own (a count of elements, a sum of weights or "
+        "of class weights), and not by the whole group's; no tensor of the batch was found whose counts are these "
+        "shares"
         if is_mean
         else f"these weights add up to {number(sum(weights))} and not to 1: the loss is no mean over examples but a "
         "function of one (a root, a logarithm, a ratio), which differs for each micro-batch",
         "normalise by the total over the whole group, computed before its first micro-batch"
         if is_mean
         else "optimise the mean itself (the squared error instead of its root), or accept micro-batches as the batch "
-        "size "
-        'of this loss: allow=["mean-of-means"]',
+        'size of this loss: allow=["mean-of-means"]',
         evidence={"weights": tuple(weights)},
     )
 
@@ -127,8 +128,8 @@ def unequal(context: Context) -> Finding | None:
     falling = all(abs(weight - (parts - place) * due) <= 0.01 * due for place, weight in enumerate(weights))
     return Finding(
         "unequal-micro-batches",
-        f"the micro-batches count {listed} in the accumulated gradients, instead of {number(due)} each (norm "
-        f"{number(norm(context.got))} instead of {number(norm(context.expected))})",
+        f"the micro-batches count {listed} in the accumulated gradients, instead of {number(due)} each "
+        f"({context.norms()})",
         "each backward pass runs over the sum of all losses so far, so that earlier micro-batches count again"
         if falling
         else "their losses are divided by different numbers, or scaled by a factor that changes within the group",
@@ -150,11 +151,18 @@ def coupled(context: Context) -> Finding | None:
         f"no weighing of the {context.num_parts} micro-batches' gradients gives the full batch's (norm "
         f"{number(norm(context.expected))}; accumulated {number(norm(context.got))})",
         "the loss, or a layer, couples the examples of a batch: negatives within the batch (contrastive losses), "
-        "statistics or a ranking over the batch. More examples then mean another loss, and accumulation cannot "
-        "reproduce it",
+        "statistics or a ranking over the batch, something from elsewhere that is taken by the place in the batch, a "
+        f"perturbation of the weights by the batch's own gradient{_running(context)}. More examples then mean "
+        "another loss, and accumulation cannot reproduce it",
         "gather what the examples are compared with over the whole group (a memory bank, cached embeddings), or accept "
         'micro-batches as the batch size of this loss: allow=["coupled-samples"]',
     )
+
+
+def _running(context: Context) -> str:
+    """Name the figures beside the model that move in every micro-batch: running statistics of the data, perhaps."""
+    names = moving_figures(context)[:3]
+    return f", running statistics ({' and '.join(names)} changed in every micro-batch)" if names else ""
 
 
 def _is_share(context: Context) -> bool:
