@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -24,6 +26,22 @@ from tl_telemetry import (
 BY_HAND = -1
 
 SCALED, PARTLY, UNSCALED = "scaled", "partly scaled", "unscaled"
+
+
+T = TypeVar("T")
+
+
+def _once(read: Callable[[Evidence], T]) -> Callable[[Evidence], T]:
+    """Read something of a run's evidence once, however many rules ask for it."""
+    known: weakref.WeakKeyDictionary[Evidence, T] = weakref.WeakKeyDictionary()
+
+    @wraps(read)
+    def reader(run: Evidence) -> T:
+        if run not in known:
+            known[run] = read(run)
+        return known[run]
+
+    return reader
 
 
 class Attempt(NamedTuple):
@@ -73,11 +91,13 @@ class Stepped(NamedTuple):
     event: OptimizerStep
 
 
+@_once
 def own_scalers(run: Evidence) -> set[str]:
     """Return the names of the setup's scalers that are enabled: those that are judged."""
     return {name for name, scaler in run.scalers.items() if scaler.is_enabled()} - run.stranger_scalers
 
 
+@_once
 def attempts(run: Evidence) -> list[Attempt]:
     """Return every update that a scaler was asked for, in order."""
     found = []
@@ -95,6 +115,7 @@ def _enabled(run: Evidence, scaler: str) -> bool:
     return known is not None and known.is_enabled()
 
 
+@_once
 def unscalings(run: Evidence) -> list[Unscaled]:
     """Return every unscaling by a scaler of the setup, in order."""
     own = own_scalers(run)
@@ -105,6 +126,7 @@ def unscalings(run: Evidence) -> list[Unscaled]:
     ]
 
 
+@_once
 def scaler_updates(run: Evidence) -> list[Updated]:
     """Return every update of a scaler of the setup, in order."""
     own = own_scalers(run)
@@ -115,6 +137,7 @@ def scaler_updates(run: Evidence) -> list[Updated]:
     ]
 
 
+@_once
 def passes(run: Evidence) -> dict[int, Passed]:
     """Return every backward pass by its number."""
     return {
@@ -124,6 +147,7 @@ def passes(run: Evidence) -> dict[int, Passed]:
     }
 
 
+@_once
 def direct_steps(run: Evidence) -> list[Stepped]:
     """Return the steps that no enabled scaler called, in order."""
     return [
@@ -153,6 +177,7 @@ def fresh(run: Evidence, event: OptimizerStep | Unscaling | Clip) -> list[int]:
     return sorted(numbers)
 
 
+@_once
 def known_scales(run: Evidence) -> set[float]:
     """Return every value that a loss scale had during the run."""
     found = {record.loss_scale for record in run.records if record.loss_scale is not None}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from tl_amp._acts import BY_HAND, factor, own_scalers, passes
+from tl_amp._acts import BY_HAND, factor, fresh, is_scaled, known_scales, own_scalers, passes, unscalings
 from tl_amp._words import at, quoted, scale_of, telling, together
 from tl_core import Finding
 from tl_telemetry import Evidence, OptimizerStep
@@ -93,6 +93,7 @@ def not_judged(run: Evidence) -> Iterator[Finding]:
                 "is used there could only be judged in part",
                 f"write torch.amp.GradScaler({devices[0]!r})",
             )
+    yield from _unknown_losses(run)
     scaler = run.setup.scaler
     if scaler is not None and not run.scalers:
         yield _note(
@@ -104,6 +105,21 @@ def not_judged(run: Evidence) -> Iterator[Finding]:
         yield _note(
             "no mixed precision was seen: no GradScaler, no autocast around a module's forward pass, no parameter or "
             "loss in float16 or bfloat16; only non-finite values were judged",
+            "",
+        )
+
+
+def _unknown_losses(run: Evidence) -> Iterator[Finding]:
+    """Say where what multiplies the losses of a scaler's updates could not be read."""
+    known = passes(run)
+    values = known_scales(run)
+    numbers = {number for unscaled in unscalings(run) for number in fresh(run, unscaled.event) if number in known}
+    unknown = [known[n] for n in sorted(numbers) if is_scaled(known[n].event, values) is None]
+    if numbers and len(unknown) == len(numbers):
+        sites = together(passed.event.site for passed in unknown)
+        yield _note(
+            f"what multiplies the losses of backward() at {sites} could not be read (compiled code, or hooks on saved "
+            "tensors): whether they are scaled could not be judged",
             "",
         )
 
