@@ -10,7 +10,7 @@ from tl_accum._compare import Comparison
 from tl_accum._differences import GradientGap
 from tl_accum._plan import Group
 from tl_accum._updates import Change, Pass, added_in, changes, passes, updates
-from tl_accum._vectors import Vector, added, agrees, dot, norm, only, ratio
+from tl_accum._vectors import Vector, added, agrees, dot, minus, norm, only, ratio
 from tl_accum._words import number, shown
 from tl_telemetry import Backward
 
@@ -131,11 +131,15 @@ class Context:
         return agrees(a, b, self.rtol)
 
     def norms(self) -> str:
-        """Return how long the accumulated gradients are, and how long the full batch's; of one length, their angle."""
+        """Return how long the accumulated gradients are, and how long the full batch's; else how they differ."""
         a, b = norm(self.expected), norm(self.got)
         text = f"norm {number(b)} instead of {number(a)}"
         if a and b and abs(b / a - 1.0) < 0.01:
-            text += f", in another direction (cosine {number(dot(self.expected, self.got) / a / b)})"
+            cosine = dot(self.expected, self.got) / a / b
+            apart = norm(minus(self.got, self.expected))
+            text += (
+                f", in another direction (cosine {number(cosine)})" if cosine < 0.9995 else f", {number(apart)} apart"
+            )
         return text
 
     def shown(self, names: Iterable[str]) -> str:

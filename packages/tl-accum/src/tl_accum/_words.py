@@ -26,6 +26,11 @@ def several(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith(("s", "ch")) else "s")
 
 
+def often(count: int) -> str:
+    """Return ``not at all``, ``once``, ``twice``, ``4 times``."""
+    return {0: "not at all", 1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
 def ordinal(count: int) -> str:
     """Return ``2nd``, ``4th``."""
     ending = "th" if count % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(count % 10, "th")

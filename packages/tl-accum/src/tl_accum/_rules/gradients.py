@@ -24,7 +24,7 @@ from tl_accum._rules.scale import mostly_scaled, pass_scaled, roughly_scaled, sc
 from tl_accum._rules.terms import constant_term, coupled, mean_of_means, unequal
 from tl_accum._runs import MicroStep
 from tl_accum._vectors import norm, ratio
-from tl_accum._words import cycle, listed, number, optimizers, places
+from tl_accum._words import cycle, listed, number, often, optimizers, places
 from tl_core import Finding
 from tl_telemetry import Backward, OptimizerStep
 
@@ -121,8 +121,8 @@ def _as_applied(context: Context) -> Finding:
     bounds = [sorted({clip.bound for clip in update.clips}) for update in (expected, got)]
     if len(expected.clips) != len(got.clips):
         cause = (
-            f"before the step, they are clipped {_how_often(len(got.clips))} with accumulation, and "
-            f"{_how_often(len(expected.clips))} with the full batch"
+            f"before the step, they are clipped {often(len(got.clips))} with accumulation, and "
+            f"{often(len(expected.clips))} with the full batch"
         )
         fix = "clip once, between the last backward() of a group and optimizer.step()"
     elif bounds[0] != bounds[1]:
@@ -132,10 +132,6 @@ def _as_applied(context: Context) -> Finding:
         cause = "something changes the gradients before the step otherwise than the full batch's" + _after_clip(context)
         fix = "look at what runs between the last backward() of a group and optimizer.step()"
     return Finding("clip-differs", figures, cause, fix, parameters=names, evidence={"expected": a, "got": b})
-
-
-def _how_often(count: int) -> str:
-    return {0: "not at all", 1: "once"}.get(count, f"{count} times")
 
 
 def _after_clip(context: Context) -> str:

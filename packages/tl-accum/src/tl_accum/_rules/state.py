@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from tl_accum._compare import Comparison
 from tl_accum._differences import GroupGap, moving_places, scheduler_steps
 from tl_accum._rules.entries import entry
 from tl_accum._updates import updates
 from tl_accum._vectors import largest
-from tl_accum._words import cycle, number, places, several, shown
+from tl_accum._words import cycle, number, often, places, shown
 from tl_core import Finding
 from tl_telemetry import Piece, StateDifference
 
@@ -42,19 +43,24 @@ def _schedulers(comparison: Comparison) -> Iterator[Finding]:
         due, count = (sum(n for _, n in found) for found in (wanted, made))
         parts = len(plan.groups[gap.number].parts)
         kind = type(comparison.run.setup.schedulers.get(name)).__name__
-        where = f" in {places((place for place, _ in made), parts)}" if made else ""
-        if due and count == due * parts:
-            cause = "scheduler.step() is called in every micro-batch: warmup and decay run k times too fast"
+        if due and count == due * parts and len(made) == parts:
+            by_metric = isinstance(comparison.run.setup.schedulers.get(name), ReduceLROnPlateau)
+            what = "its patience runs out" if by_metric else "the schedule runs"
+            cause = f"scheduler.step() is called in every micro-batch: {what} {parts} times too fast"
         elif not made:
-            cause = "scheduler.step() is not reached with accumulation"
-        elif count > due:
+            cause = "scheduler.step() is not reached in any of these micro-batches"
+        elif count > due and any(place < parts - 1 for place, _ in made):
             cause = "scheduler.step() is called in micro-batches that make no update"
+        elif count > due:
+            cause = "scheduler.step() is called more often after an update than with full batches"
         else:
-            cause = "scheduler.step() is called in fewer updates than with full batches"
+            cause = "scheduler.step() is called less often after an update than with full batches"
+        stepped = f"stepped {often(count)}" if count else "did not step"
+        where = f", in {places((place for place, _ in made), parts)}" if made else ""
         yield Finding(
             "scheduler-steps",
-            f"scheduler {name!r} ({kind}) stepped {several(count, 'time')} in {cycle(plan, plan.groups[gap.number])}"
-            f"{where}, and {several(due, 'time')} with the full batch",
+            f"scheduler {name!r} ({kind}) {stepped} in {cycle(plan, plan.groups[gap.number])}{where}; with the full "
+            f"batch, it {f'stepped {often(due)}' if due else 'did not step'}",
             cause,
             "call scheduler.step() after optimizer.step(), in the same branch",
             evidence={"expected": due, "steps": count},
@@ -70,7 +76,7 @@ def moved_between(comparison: Comparison) -> Iterator[Finding]:
         updating = {update.place for found in updates(run, made).values() for update in found}
         hit: dict[int, set[str]] = {}
         for place, step in enumerate(made.steps):
-            names = {".".join(map(str, change.path)) for change in step.changed if _is_moved(change)} & own_here
+            names = {_name(change) for change in step.changed if _is_moved(change, _name(change) in own)} & own_here
             if names and place not in updating and not _skipped(step.record.events):
                 hit[place] = names
         if hit:
@@ -88,13 +94,19 @@ def moved_between(comparison: Comparison) -> Iterator[Finding]:
             return
 
 
-def _is_moved(change: StateDifference) -> bool:
-    """Tell whether a weight or buffer of more than one element moved by more than rounding."""
-    if change.piece != Piece("weights") or change.tensor is None or change.tensor.num_elements < 2:
+def _name(change: StateDifference) -> str:
+    return ".".join(map(str, change.path))
+
+
+def _is_moved(change: StateDifference, is_parameter: bool) -> bool:
+    """Tell whether a weight, or a buffer of more than one element (no counter), moved by more than rounding."""
+    if change.piece != Piece("weights") or change.tensor is None:
+        return False
+    if not is_parameter and change.tensor.num_elements < 2:
         return False
     before, after = change.tensor_a(), change.tensor_b()
     if before is None or after is None or not before.is_floating_point():
-        return change.tensor.num_elements > 1
+        return True
     limit = 16 * torch.finfo(before.dtype).eps * largest({"": before})
     return largest({"": after - before}) > limit
 
@@ -122,12 +134,12 @@ def _settings(comparison: Comparison) -> Iterator[Finding]:
             f"it is multiplied by the {plan.accumulation_steps} accumulation steps, although the full batch is the same"
         )
         fix = "use the settings that the full batch is trained with"
+    elif len(moving) <= 1 and gap.number == 0 and not _moves_again(comparison, first, 0):
+        cause = "it is set once, to another value for other accumulation steps"
+        fix = "use the settings that the full batch is trained with"
     elif any(place_ != last for place_ in moving):
         cause = f"it is set by hand in {places(moving, last + 1)}: a schedule that counts micro-batches, not updates"
         fix = "compute it from the number of updates (setup.step_index // k), and set it once an update"
-    elif not moving and gap.number == 0:
-        cause = "make_step sets it by the accumulation steps, or another value for other ones"
-        fix = "use the settings that the full batch is trained with"
     elif (plateau := _plateau(comparison)) is not None:
         cause = (
             f"scheduler {plateau!r} sets it by a metric, and was given another one: the last micro-batch's loss "
@@ -153,9 +165,8 @@ def _settings(comparison: Comparison) -> Iterator[Finding]:
 
 def _plateau(comparison: Comparison) -> str | None:
     """Return the name of a scheduler that goes by a metric."""
-    kinds = torch.optim.lr_scheduler.ReduceLROnPlateau
     schedulers = comparison.run.setup.schedulers.items()
-    return next((name for name, scheduler in schedulers if isinstance(scheduler, kinds)), None)
+    return next((name for name, scheduler in schedulers if isinstance(scheduler, ReduceLROnPlateau)), None)
 
 
 def _numbers(difference: StateDifference) -> bool:
@@ -179,7 +190,7 @@ def _state(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
             continue  # it follows the weights, or the gradients
         parts = len(plan.groups[gap.number].parts)
         name = entry(comparison, piece)
-        fix = "update it after optimizer.step(), in the same branch"
+        fix = "update it once an update, in the branch where the optimizer steps"
         if made:
             seen = f"{name} moved in {places(made, parts)} of {cycle(plan, plan.groups[gap.number])}"
             if len(made) == parts:
@@ -196,10 +207,11 @@ def _state(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
             seen = f"{name} did not move in {cycle(plan, plan.groups[gap.number])}"
             cause = "it is not updated with accumulation"
         worst = held[0]
+        due = f"with the full batch, it {f'moved {often(len(wanted))}' if wanted else 'did not move'}"
+        amount = f"{number(worst.got)} instead of {number(worst.expected)}"
         yield Finding(
             "state-per-micro-batch",
-            f"{seen}, and {several(len(wanted), 'time')} with the full batch; {worst.name} moved by "
-            f"{number(worst.got)} instead of {number(worst.expected)}",
+            f"{seen}; {due}" + (f"; {worst.name} moved by {amount}" if worst.name else f"; by {amount}"),
             cause,
             fix,
             evidence={"micro_batches": tuple(made)},
@@ -219,7 +231,8 @@ def _weights(comparison: Comparison) -> Iterator[Finding]:
         f"{cycle(comparison.plan, comparison.plan.groups[gap.number])} "
         f"than with the full batch, although the applied gradients agree: {worst.name} by {number(worst.got)} instead "
         f"of {number(worst.expected)}",
-        "undecided: something beside the optimizers changes the weights, or an optimizer of one's own counts calls",
+        "undecided: something beside the optimizers changes the weights, or what an optimizer does depends on more "
+        "than gradients and settings",
         "look at what the step does to the weights for make_step(1) and for more",
         parameters=names,
         evidence={"expected": worst.expected, "got": worst.got},

@@ -13,6 +13,9 @@ from tl_accum._words import number
 from tl_core import Finding
 from tl_telemetry import Piece
 
+# How far the shares of micro-batches lie from equal ones, at least, where they are the cause.
+LEAST_UNEQUAL = 0.02
+
 
 def constant_term(context: Context) -> Finding | None:
     """See a term of the loss that does not depend on the data and is added in every micro-batch, undivided."""
@@ -122,7 +125,7 @@ def unequal(context: Context) -> Finding | None:
         None,
     )
     weights = None if due is None else made_of(context.got, context.singles, context.rtol)
-    if due is None or weights is None:
+    if due is None or weights is None or all(abs(weight - due) <= LEAST_UNEQUAL * due for weight in weights):
         return None
     listed = ", ".join(number(0.0 if abs(weight) < 1e-3 * due else weight) for weight in weights)
     falling = all(abs(weight - (parts - place) * due) <= 0.01 * due for place, weight in enumerate(weights))
