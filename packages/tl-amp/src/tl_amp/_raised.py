@@ -83,7 +83,7 @@ def _call(run: Evidence, error: BaseException) -> Raised:
     given: Any = next((e.tb_frame.f_locals["optimizer"] for e in own if "optimizer" in e.tb_frame.f_locals), None)
     called = [entry for entry in entries if not entry.tb_frame.f_code.co_filename.startswith(_TORCH)]
     site = f"{os.path.basename(called[-1].tb_frame.f_code.co_filename)}:{called[-1].tb_lineno}" if called else "?"
-    name = next((name for name, optimizer in run.setup.optimizers.items() if optimizer is given), "")
+    name = next((name for name, own in run.setup.optimizers.items() if own is given or _holds(own, given)), "")
     since: list[tuple[int, Event]] = []
     for record, event in run.events:
         if isinstance(event, ScalerUpdate):
@@ -92,6 +92,11 @@ def _call(run: Evidence, error: BaseException) -> Raised:
             since.append((record.step, event))
     kind = type(given).__name__ if given is not None else ""
     return Raised(str(error), site, name or kind, len(run.records) - 1, since)
+
+
+def _holds(outer: object, inner: object) -> bool:
+    """Tell whether an optimizer of the setup is a wrapper around another one."""
+    return inner is not None and any(value is inner for value in getattr(outer, "__dict__", {}).values())
 
 
 def _finding(
