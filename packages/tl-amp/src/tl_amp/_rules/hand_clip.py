@@ -19,7 +19,7 @@ from tl_amp._acts import (
     unscalings,
 )
 from tl_amp._rules.clipping import MEASURES, is_meant
-from tl_amp._words import at, number, scales, several, telling
+from tl_amp._words import at, number, quoted, scales, several, telling
 from tl_core import Finding
 from tl_telemetry import Clip, Evidence, Unscaling
 
@@ -48,6 +48,11 @@ def clipped_by_hand(run: Evidence) -> Iterator[Finding]:
         before = _norms_before(run, unscaled)
         if before:
             by_optimizer.setdefault(unscaled.event.optimizer, []).append((unscaled, before))
+    everything = _in_common([pair for found in by_optimizer.values() for pair in found])
+    hits = _held(everything) if len(by_optimizer) > 1 else []
+    if hits and not _follows_scale(everything, hits):
+        yield _finding(run, quoted(by_optimizer), "the total norm of the gradients", hits, len(everything))
+        return
     for name, found in by_optimizer.items():
         kinds = (
             ("the total norm of the gradients", _together(found)),
@@ -57,7 +62,7 @@ def clipped_by_hand(run: Evidence) -> Iterator[Finding]:
         for what, edits in kinds:
             hits = _held(edits)
             if hits and not _follows_scale(edits, hits):
-                yield _finding(run, name, what, hits, len(found))
+                yield _finding(run, repr(name), what, hits, len(found))
                 break
 
 
@@ -81,6 +86,21 @@ def _norms_before(run: Evidence, unscaled: Unscaled) -> dict[int, float]:
     ):
         return {}
     return {i: norms[i] for i in graded}
+
+
+def _in_common(found: list[tuple[Unscaled, dict[int, float]]]) -> list[Edit]:
+    """Return what became of the gradients of all optimizers together, in each step."""
+    steps: dict[int, list[tuple[Unscaled, dict[int, float]]]] = {}
+    for unscaled, before in found:
+        steps.setdefault(unscaled.step, []).append((unscaled, before))
+    return [
+        Edit(
+            pairs[0][0],
+            total(norm for _, before in pairs for norm in before.values()),
+            total(norm for unscaled, _ in pairs for norm in norms_at(unscaled)),
+        )
+        for pairs in steps.values()
+    ]
 
 
 def _together(found: list[tuple[Unscaled, dict[int, float]]]) -> list[Edit]:
@@ -136,14 +156,14 @@ def _follows_scale(edits: list[Edit], hits: list[Edit]) -> bool:
     return is_meant(bounds, values)
 
 
-def _finding(run: Evidence, name: str, what: str, hits: list[Edit], updates: int) -> Finding:
+def _finding(run: Evidence, names: str, what: str, hits: list[Edit], updates: int) -> Finding:
     bound = max(edit.after for edit in hits)
     values = [edit.update.scale for edit in hits]
     hit = telling(edit.update.step for edit in hits)
     before = [edit.before for edit in hits]
     return Finding(
         rule="clip-before-unscale",
-        seen=f"before unscale_, {what} of {name!r} was brought to {number(bound)} in "
+        seen=f"before unscale_, {what} of {names} was brought to {number(bound)} in "
         f"{_num_updates(hits)} of {several(updates, 'update')} ({at(hit)}), from "
         f"{number(min(before))} to {number(max(before))}, and left alone below it: the gradients are clipped by hand "
         f"while they are still {scales(values)} times too large",

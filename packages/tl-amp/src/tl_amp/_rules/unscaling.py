@@ -34,6 +34,8 @@ def unscaled_again(run: Evidence) -> Iterator[Finding]:
         hit = telling(unscaled.step for unscaled in again)
         scale = again[0].scale
         early = [pair for pair in itertools.pairwise(found) if pair[1] in again and not _added(run, *pair)]
+        if early and all(_others_stepped(run, *pair) for pair in early) and len(early) == len(again):
+            continue  # update-between-steps tells it
         if len(early) == len(again):
             yield _forgotten(run, name, early, len(found))
             continue
@@ -52,6 +54,16 @@ def unscaled_again(run: Evidence) -> Iterator[Finding]:
             parameters=run.named({i for unscaled in again for i in unscaled.event.graded}),
             evidence={"calls": len(found), "again": len(again), "times": longest, "scale": scale},
         )
+
+
+def _others_stepped(run: Evidence, before: Unscaled, now: Unscaled) -> bool:
+    """Tell whether another optimizer was stepped between two unscalings and before the scale's update."""
+    updates = [updated.place for updated in scaler_updates(run) if before.place < updated.place < now.place]
+    return any(
+        before.place < attempt.place < place and attempt.optimizer != now.event.optimizer
+        for attempt in attempts(run)
+        for place in updates[:1]
+    )
 
 
 def _added(run: Evidence, before: Unscaled, now: Unscaled) -> bool:
@@ -141,11 +153,28 @@ def update_between_steps(run: Evidence) -> Iterator[Finding]:
         rule="update-between-steps",
         seen=f"scaler.update(){' at ' + sites if sites else ''} ran after {early} had stepped and before {late} did, "
         f"with gradients of the same backward pass ({several(len(hits), 'time')}, {at(hit)})",
-        cause=f"update() between two optimizers' steps: where it changes the scale, the gradients of {late} are "
-        "divided by another scale than their loss was multiplied by, and an overflow that only they have is judged "
-        "one update late",
+        cause=f"update() between two optimizers' steps: {_harm(run, late, [unscaled for unscaled, _, _ in hits])}",
         fix="call scaler.step() for every optimizer first, then scaler.update() once",
         steps=hit,
         parameters=run.named({i for unscaled, _, _ in hits for i in unscaled.event.graded}),
         evidence={"times": len(hits)},
+    )
+
+
+def _harm(run: Evidence, late: str, hits: list[Unscaled]) -> str:
+    """Say what an update() before their step does to gradients."""
+    for unscaled in hits:
+        before = [
+            one
+            for one in unscalings(run)
+            if one.event.optimizer == unscaled.event.optimizer and one.place < unscaled.place
+        ]
+        if before and not _added(run, before[-1], unscaled):
+            return (
+                f"the scaler forgets with it that unscale_() at {before[-1].event.site} has divided the gradients of "
+                f"{late}, and divides them by the scale again"
+            )
+    return (
+        f"where it changes the scale, the gradients of {late} are divided by another scale than their loss was "
+        "multiplied by, and an overflow that only they have is judged one update late"
     )
