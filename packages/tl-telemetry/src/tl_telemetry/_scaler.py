@@ -17,6 +17,8 @@ from tl_telemetry._sites import is_passed_by, shown_site
 
 # Through how many callers a scaler's method is looked for: wrappers of optimizers and schedulers lie in between.
 MAX_FRAMES = 25
+# Scalers known at a time.
+MAX_SCALERS = 8
 _METHODS = frozenset({"step", "unscale_", "update", "_maybe_opt_step", "_unscale_grads_"})
 
 
@@ -63,6 +65,8 @@ class Scalers:
                     self._add(value, title.format(name))
 
     def _add(self, scaler: GradScaler, name: str) -> None:
+        if len(self._all) == MAX_SCALERS:  # a loop that makes a scaler in each step would fill up memory
+            del self._names[id(self._all.pop(0))]
         self._names[id(scaler)] = name
         self._all.append(scaler)  # kept alive, so that its id stays its own
 
