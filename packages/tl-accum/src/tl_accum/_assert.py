@@ -210,6 +210,8 @@ def _report(found: Comparison, frozen: Comparison | None, allowed: frozenset[str
 
 def _findings(comparison: Comparison) -> list[Finding]:
     """Return what was found, causes before their consequences."""
+    if comparison.moved_by_hand:
+        return []  # there are updates, and they cannot be seen
     found = [*timing_findings(comparison), *last_group(comparison)]
     if not comparison.too_noisy:
         found += moved_between(comparison)
@@ -237,22 +239,26 @@ def _statistics(frozen: Comparison, *, judged: bool) -> Finding:
     """Say which layers cannot be the same for a batch and for its micro-batches."""
     names = [repr(name) if name else type(frozen.run.setup.model).__name__ for name in frozen.frozen.modules]
     shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    layers = shown or "batch_norm() called as a function"
-    plural = "s" if len(names) > 1 else ""
-    how = "with fixed statistics" if frozen.frozen.batch_norm else "in eval mode"
+    layers = f"the layer{'s' if len(names) > 1 else ''} {shown}" if names else "batch_norm(), called as a function,"
+    they, them = ("they", "them") if len(names) > 1 else ("it", "it")
+    normalises = frozen.frozen.batch_norm
+    how = "with fixed statistics" if normalises else "in eval mode"
     if judged:
         return Finding(
             "not-judged",
-            f"the layer{plural} {layers} ran {how} for this comparison: they use or move statistics in every forward "
-            "pass, which differ for a batch and for its micro-batches",
+            f"{layers} ran {how} for this comparison: what {they} {'use' if they == 'they' else 'uses'} or "
+            f"{'move' if they == 'they' else 'moves'} in every forward pass differs for a batch and for its "
+            "micro-batches",
             "",
             "",
         )
     return Finding(
         "not-judged",
-        f"the layer{plural} {layers} cannot be the same for a batch and for its micro-batches: what differs agrees "
-        f"when they run {how}, so that nothing else is wrong",
-        "they normalise by statistics of each micro-batch, or move them in every forward pass",
-        "train with GroupNorm or LayerNorm, or put these layers in eval mode (frozen statistics), to have accumulation "
-        "equal the full batch; or check the loop with such a model",
+        f"{layers} cannot be the same for a batch and for its micro-batches: run {how}, everything agrees",
+        "the statistics of each micro-batch are not the full batch's"
+        if normalises
+        else "something in a forward pass moves a buffer, once for a full batch and once for each micro-batch",
+        f"put {them} in eval mode{' (frozen statistics)' if normalises else ''}"
+        f"{', or train with GroupNorm or LayerNorm,' if normalises else ''} to have accumulation equal the full batch; "
+        "or check the loop with such a model",
     )

@@ -13,6 +13,7 @@ from tl_accum._runs import Frozen, Part, Run, Session, batch_norms, check_fresh
 from tl_accum._tolerance import Bounds
 from tl_accum._updates import updates
 from tl_accum._vectors import dot, largest, minus
+from tl_telemetry import OptimizerStep, Piece, SkippedStep
 
 # From this share of the gradients on, the loop's own noise leaves nothing to judge.
 TOO_NOISY = 0.5
@@ -71,6 +72,16 @@ class Comparison:
     def too_noisy(self) -> bool:
         """Whether the loop's own noise leaves nothing of the gradients to judge, not even their scale."""
         return self.noise >= TOO_NOISY and self.spread >= TOO_SPREAD
+
+    @property
+    def moved_by_hand(self) -> bool:
+        """Whether the weights move with full batches although no optimizer of the setup steps."""
+        names = {name for name, _ in self.reference.setup.model.named_parameters()}
+        steps = [step for group in self.reference.groups for step in group.steps]
+        if any(step.has(OptimizerStep) or step.has(SkippedStep) for step in steps):
+            return False
+        changes = (change for step in steps for change in step.changed if change.piece == Piece("weights"))
+        return any(".".join(map(str, change.path)) in names for change in changes)
 
     @property
     def moved_in_forward(self) -> list[str]:

@@ -147,8 +147,8 @@ def _noise(comparison: Comparison) -> Iterator[Finding]:
     if not comparison.noise or comparison.too_noisy:
         return
     counted = (
-        "only when optimizers and schedulers step, what is lost or left over between micro-batches, and the scale of "
-        "the gradients were judged"
+        "all that was judged is when optimizers and schedulers step, what is lost or left over between micro-batches, "
+        "and the scale of the gradients"
         if comparison.is_random
         else "only larger differences were counted"
     )
@@ -183,7 +183,15 @@ def _not_judged(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
     ]
     if told:
         return
-    if not made:
+    if comparison.moved_by_hand:
+        yield Finding(
+            "not-judged",
+            "no optimizer of the setup stepped, and the weights moved all the same: only what optimizers update can be "
+            "compared",
+            "",
+            "put the optimizer that makes the updates into the setup, or write them as an optimizer's step()",
+        )
+    elif not made:
         yield Finding(  # without a scaler, that is a finding
             "not-judged",
             "the GradScaler skipped every step, of full batches too: at its loss scale, the gradients hold Inf or NaN",
@@ -198,4 +206,9 @@ def _not_judged(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
             "run the loop under tl_telemetry's run_training(...).assert_finite() to see where they come from",
         )
     elif not any(largest(update.accumulated) for update in made):
-        yield Finding("not-judged", "the full batch's gradients are all 0: they could not be compared", "", "")
+        yield Finding(
+            "not-judged",
+            "the full batch's gradients are all 0: they could not be compared",
+            "",
+            "give the check batches whose loss depends on the weights",
+        )
