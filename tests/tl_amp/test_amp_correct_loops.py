@@ -254,6 +254,16 @@ def own_guard_against_bad_gradients(setup, batch):
 
 
 @loop()
+def own_guard_against_bad_losses(setup, batch):
+    setup.optimizer.zero_grad()
+    loss = loss_of(setup, batch) * (math.nan if setup.step_index == 4 else 1.0)
+    if not torch.isfinite(loss):
+        return loss.detach()
+    setup.scaler.scale(loss).backward()
+    return finish(setup, loss)
+
+
+@loop()
 def unscaled_and_stepped_by_hand(setup, batch):
     setup.optimizer.zero_grad()
     loss = loss_of(setup, batch)

@@ -366,6 +366,26 @@ def overflowing_loss(setup, batch):
     return finish(setup, loss)
 
 
+@loop("float16-overflow")
+def one_overflowing_loss(setup, batch):
+    setup.optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.float16):
+        outputs = setup.model(batch[0]) * (1e6 if setup.step_index == 9 else 1.0)
+    loss = functional.mse_loss(outputs.float(), batch[1])
+    setup.scaler.scale(loss).backward()
+    return finish(setup, loss)
+
+
+@loop("non-finite")
+def seldom_nan(setup, batch):
+    setup.optimizer.zero_grad()
+    loss = loss_of(setup, batch)
+    if setup.step_index % 8 == 7:
+        loss = loss * torch.log(loss.detach() * 0 - 1.0)
+    setup.scaler.scale(loss).backward()
+    return finish(setup, loss)
+
+
 @loop("non-finite", one(scale=None))
 def logarithm(setup, batch):
     setup.optimizer.zero_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from tl_amp._raised import in_scaler, raised
 from tl_amp._rule_ids import AMP_FINDINGS, AMP_NOTES, EXPLAINS
 from tl_amp._rules import rules
 from tl_amp._rules.unscaling import unscaled_again
+from tl_amp._scale_free import Repeat, depends_on_scale, repeating
 from tl_core import CheckFailed, Report, TrainingSetup, check_rule_ids
 from tl_telemetry import TrainingRun, run_training
 
@@ -109,11 +110,26 @@ def _judge(
     report = run.judge(
         judging, check=CHECK, notes=AMP_NOTES, allow=allowed, explains=EXPLAINS, every=every if every > 1 else None
     )
+    if run.error is None and not report.findings and not isinstance(data, Iterator):
+        _look_at_scale(run, report, make_setup, repeating(data, step, loss_fn, device, seed), allowed)
     if run.error is not None:
         if not report.findings:
             raise run.error  # its finding is allowed: the error is not
         report.notes = ()  # what a run that broke off could not show
+    run.adopt(report)
     return run, report
+
+
+def _look_at_scale(
+    run: TrainingRun, report: Report, make_setup: Callable[..., Any], repeat: Repeat, allowed: frozenset[str]
+) -> None:
+    """See whether gradients depend on the loss scale, where no rule has found anything."""
+    if "depends-on-scale" in allowed:
+        return
+    found = depends_on_scale(run.evidence(), make_setup, repeat)
+    if found is not None:
+        report.findings, report.judged = (found,), True
+        report.detail = "Telemetry:\n" + run.table(found.steps)
 
 
 def _check_every(every: int) -> None:

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tl_amp._rules import by_hand, clipping, finite, hand_clip, losses, notes, skips, stepping, unscaling
+from tl_amp._rules import (
+    by_hand,
+    clipping,
+    finite,
+    hand_clip,
+    losses,
+    notes,
+    order,
+    silent,
+    skips,
+    stepping,
+    unscaling,
+)
 from tl_core import Finding
 from tl_telemetry import Evidence, update_rounds_away, zeroed_before_step
 
@@ -28,12 +40,15 @@ def rules(every: int, max_skipped_fraction: float) -> tuple[Rule, ...]:
         unscaling.unscaled_again,
         unscaling.missing_update,
         unscaling.update_between_steps,
+        order.backward_after_unscale,
         clipping.clip_before_unscale,
         hand_clip.clipped_by_hand,
         zeroed_before_step,
         stepping.never_stepped,
         finite.non_finite,
+        silent.silent_overflow,
         skipped_updates,
+        order.moves_only_on_skipped,
         skips.moved_on_skipped,
         losses.low_precision_loss,
         update_rounds_away,

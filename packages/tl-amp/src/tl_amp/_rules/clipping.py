@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tl_amp._acts import PARTLY, SCALED, fresh, is_scaled, known_scales, passes, total, unscalings
 from tl_amp._words import at, number, scales, several, telling
 from tl_core import Finding
-from tl_telemetry import Clip, Evidence
+from tl_telemetry import Clip, Evidence, OptimizerStep
 
 # No gradient is clipped to this: a call with a bound from here on is made for the norm that it returns.
 MEASURES = 1e8
@@ -66,6 +66,9 @@ def _scale_at(run: Evidence, place: int, clip: Clip) -> float:
             left -= set(unscaled.event.graded)
         elif unscaled.place > place and not left.isdisjoint(unscaled.event.graded):
             return unscaled.scale
+    for _, event in run.events[place:]:  # a fused optimizer unscales them itself, in its step
+        if isinstance(event, OptimizerStep) and event.scale is not None and not left.isdisjoint(event.graded):
+            return event.scale.value()
     return 1.0  # they were unscaled, or nobody unscales them: a step past the scaler
 
 
