@@ -182,6 +182,28 @@ def test_every_finding_of_a_package_has_a_listed_id(package: str):
     assert given <= {*findings, *notes}
 
 
+def without_case(ids: set[str], folder: Path) -> list[str]:
+    """Return the rules that have no loops of their own below a folder, and that no test in it names."""
+    files = list(folder.rglob("*.py"))
+    named = untested(ids, "".join(path.read_text() for path in files))
+    return [one for one in named if one.replace("-", "_") not in {path.stem for path in files}]
+
+
+@pytest.mark.parametrize("package", CHECKS)
+def test_every_rule_of_a_package_has_a_case(package: str):
+    """Each rule has a file of loops, or a test that names it."""
+    findings, notes = rule_ids(package)
+    assert without_case({*findings, *notes}, Path(__file__).parents[1] / package) == []
+
+
+def test_a_rule_without_a_case_is_seen(tmp_path: Path):
+    """A file by the rule's name counts, and so does a test that names the rule whole."""
+    (tmp_path / "cases").mkdir()
+    (tmp_path / "cases" / "a_b.py").touch()
+    (tmp_path / "test_it.py").write_text('assert rule == "c-d"')
+    assert without_case({"a-b", "c-d", "e-f", "b"}, tmp_path) == ["b", "e-f"]
+
+
 def test_contents_are_read_by_check():
     """Only the lines below the check's name count, a note is told from a finding, and the two names of a line agree."""
     lines = "- [a-b](#a-b)\n- [c (mixed precision)](#c-mixed-precision) (note)\n"
