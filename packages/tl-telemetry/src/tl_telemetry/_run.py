@@ -222,9 +222,17 @@ class TrainingRun:
                 raise ValueError(f"num_updates is that of the whole training, got {count}; {name!r} made {made} so far")
         return planned
 
+    def evidence(self) -> Evidence:
+        """Return the run's evidence without any option, for somebody else's rules."""
+        return Evidence(self.facts, Options())
+
+    def adopt(self, report: Report) -> None:
+        """Take the verdict of a check that made this run: ``report``, ``findings``, ``notes`` and ``ok`` are its own."""
+        self._report = report
+
     @property
     def report(self) -> Report:
-        """The verdict without any option."""
+        """The verdict without any option, or that of the check that made this run."""
         if not self.facts.over:
             return self.check()
         if self._report is None:

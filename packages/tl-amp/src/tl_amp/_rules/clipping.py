@@ -59,6 +59,11 @@ def _scale_at(run: Evidence, place: int, clip: Clip) -> float:
     ]
     if not scaled:
         return 1.0
+    if clip.in_step is not None:  # a hook of the step: a fused optimizer unscales the gradients itself, after it
+        following = (event for _, event in run.events[place:] if isinstance(event, OptimizerStep))
+        step = next((event for event in following if event.optimizer == clip.in_step), None)
+        if step is not None and step.scale is not None:
+            return step.scale.value()
     last = max(passed.place for passed in scaled)
     left = set(clip.graded)
     for unscaled in unscalings(run):
@@ -66,9 +71,6 @@ def _scale_at(run: Evidence, place: int, clip: Clip) -> float:
             left -= set(unscaled.event.graded)
         elif unscaled.place > place and not left.isdisjoint(unscaled.event.graded):
             return unscaled.scale
-    for _, event in run.events[place:]:  # a fused optimizer unscales them itself, in its step
-        if isinstance(event, OptimizerStep) and event.scale is not None and not left.isdisjoint(event.graded):
-            return event.scale.value()
     return 1.0  # they were unscaled, or nobody unscales them: a step past the scaler
 
 
