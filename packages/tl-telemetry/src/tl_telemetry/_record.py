@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+
+import torch
 
 from tl_telemetry._events import Backward, Clip, Event, OptimizerStep
 from tl_telemetry._figures import Span
@@ -198,3 +201,11 @@ def applied(step: OptimizerStep) -> bool:
 def total(norms: list[float]) -> float:
     """Return the L2 norm of the whole from the L2 norms of its parts."""
     return math.hypot(*norms) if all(map(math.isfinite, norms)) else sum(norms, 0.0)
+
+
+def num_examples(batch: Any) -> int | None:
+    """Return the first dimension of the first tensor in a batch."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.dim() else None
+    values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
+    return next((n for value in values if (n := num_examples(value)) is not None), None)

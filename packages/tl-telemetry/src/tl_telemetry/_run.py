@@ -18,7 +18,7 @@ from tl_telemetry._export import rows
 from tl_telemetry._facts import Facts
 from tl_telemetry._judge import CHECK, EXPLAINS, Explains, detail, judge, not_judged
 from tl_telemetry._options import Options, as_count, as_number, as_patterns, as_positive, as_update_counts, rule_ids
-from tl_telemetry._record import StepRecord
+from tl_telemetry._record import StepRecord, num_examples
 from tl_telemetry._rules import Rule, bounds, horizon, steps, unstepped, updates
 from tl_telemetry._table import render
 
@@ -55,6 +55,7 @@ class TrainingRun:
         self.error: BaseException | None = None
         self._allow = rule_ids(allow, "allow")
         self._report: Report | None = None
+        self._adopted: Report | None = None
         self._planned: dict[str, int] = {}
         self._in_step = False
 
@@ -83,7 +84,7 @@ class TrainingRun:
         if self._in_step:
             raise RuntimeError("run.step() was entered inside of a run.step() block: a step has one record")
         current = CurrentStep(len(self.records))
-        self.facts.recorder.open_step(_num_examples(batch))
+        self.facts.recorder.open_step(num_examples(batch))
         self._in_step = True
         try:
             yield current
@@ -228,11 +229,13 @@ class TrainingRun:
 
     def adopt(self, report: Report) -> None:
         """Take the verdict of a check that made this run: ``report``, ``findings``, ``notes`` and ``ok`` are its own."""
-        self._report = report
+        self._adopted = report
 
     @property
     def report(self) -> Report:
         """The verdict without any option, or that of the check that made this run."""
+        if self._adopted is not None:
+            return self._adopted
         if not self.facts.over:
             return self.check()
         if self._report is None:
@@ -393,11 +396,3 @@ class TrainingRun:
             Report(CHECK, notes=tuple(not_judged(evidence)), judged=False).require()
         Report(CHECK, findings, detail=detail(self.records, findings)).require()
         return self
-
-
-def _num_examples(batch: Any) -> int | None:
-    """Return the first dimension of the first tensor in a batch."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() else None
-    values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
-    return next((n for value in values if (n := _num_examples(value)) is not None), None)
