@@ -98,7 +98,9 @@ class Run:
 
     def capture(self) -> StateCapture:
         """Capture the state of the setup, and of what the loop keeps outside of it."""
-        return capture_state(self.setup, outside=self.outside.values())
+        capture = capture_state(self.setup, outside=self.outside.values())
+        del capture.pieces[Piece("gradients")]  # each act tells of them; comparing them too would cost the most
+        return capture
 
     def name(self, index: int) -> str:
         """Return the name of a followed parameter."""
@@ -287,7 +289,7 @@ class Session:
             with run.training.step(batch) as current, noted(_where(index, place, calls, group)), switch:
                 current.loss = step(setup, batch)
             after = run.capture()
-            changed = [d for d in compare_captures(now, after) if d.piece.kind != "gradients" and not _is_made(d)]
+            changed = [d for d in compare_captures(now, after) if not _is_made(d)]
             steps.append(MicroStep(index, run.training.records[-1], log.acts, changed, scale))
             log.acts, now = [], after
         run.groups.append(GroupRun(steps, start, now))
