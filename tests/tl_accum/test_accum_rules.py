@@ -101,9 +101,10 @@ def test_near_miss_is_left_alone(rule: str, name: str) -> None:
     assert_silent(rule, name, report_of(LOADED[rule].near_misses()[name]))
 
 
-@pytest.mark.parametrize(("rule", "name"), loops("buggy"))
-def test_a_rule_can_be_allowed(rule: str, name: str) -> None:
+@pytest.mark.parametrize("rule", LOADED)
+def test_a_rule_can_be_allowed(rule: str) -> None:
     """``allow`` leaves out the rule of the buggy loop, a finding or a note; a note tells of a finding."""
+    name = next(iter(LOADED[rule].buggy()))
     everything = buggy_report(rule, name)
     rest = report_of(LOADED[rule].buggy()[name], allow=[rule])
     assert [str(f) for f in rest.findings] == [str(f) for f in everything.findings if f.rule != rule]

@@ -67,7 +67,7 @@ Gradient accumulation: failed, 1 finding
 
 [gradient-edited] cycle 1 of 2: the micro-batches' gradients add up to the full batch's (norm 1.62), and are \
 multiplied by 0.5 before the step (with the full batch by 1)
-  cause: what scales the gradients before the step depends on the accumulation steps, and their sum needs none
+  cause: what scales the gradients before the step depends on the accumulation steps, as their sum does not
   fix: scale the gradients as for the full batch: by the same factor, whatever the accumulation steps
 
 What acted in cycle 1 of 2:

@@ -81,7 +81,7 @@ What acted in cycle 1 of 2:
 Gradient accumulation: failed, 1 finding
 
 [missing-update] the GradScaler skipped the step of optimizer 'optimizer' in cycle 1 of 2, and not with the full \
-batch: at a loss scale of 1.70141e+38, the accumulated gradients hold Inf or NaN, and the full batch's do not
+batch: at a loss scale of 1.7e+38, the accumulated gradients hold Inf or NaN, and the full batch's do not
   cause: undecided: the accumulated gradients are larger than the full batch's (a loss that is not divided by the \
 accumulation steps), or those of one micro-batch overflow
   fix: divide the loss by k before it is scaled; a smaller init_scale in the check lets the gradients be compared

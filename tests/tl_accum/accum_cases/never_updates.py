@@ -19,7 +19,7 @@ Gradient accumulation: failed, 1 finding
 
 [never-updates] no optimizer stepped: not in 2 full batches with make_step(1), nor in 8 micro-batches with \
 make_step(4)
-  cause: no call of step() reached the optimizer's: the condition under which it steps was never true
+  cause: the condition under which it steps was true in none of these calls
   fix: update after each 4th micro-batch: `if (setup.step_index + 1) % k == 0`""",
     "a counter that starts anew in each call": """\
 Gradient accumulation: failed, 1 finding

@@ -83,6 +83,13 @@ Gradient accumulation: could not judge
 Notes:
 [not-judged] the GradScaler skipped every step, of full batches too: at its loss scale, the gradients hold Inf or NaN
   fix: start it with a smaller init_scale, or pass more cycles, so that it gets there by itself""",
+    "updates by hand": """\
+Gradient accumulation: could not judge
+
+Notes:
+[not-judged] no optimizer of the setup stepped, and the weights moved all the same: only what optimizers update can \
+be compared
+  fix: put the optimizer that makes the updates into the setup, or write them as an optimizer's step()""",
 }
 
 Step = Callable[[TrainingSetup, Any], Any]
@@ -130,6 +137,26 @@ def _spectral() -> nn.Module:
     return nn.utils.spectral_norm(nn.Linear(5, 5))
 
 
+def _by_hand(*, steps: bool) -> dict[str, Any]:
+    def make_step(k: int) -> Step:
+        def step(setup: TrainingSetup, batch: Any) -> Any:
+            loss = _square(setup.model(batch[0]), batch[1])
+            (loss / k).backward()
+            if (setup.step_index + 1) % k == 0:
+                if steps:
+                    setup.optimizer.step()
+                else:
+                    with torch.no_grad():
+                        for parameter in setup.model.parameters():
+                            parameter.sub_(parameter.grad, alpha=0.1)
+                setup.model.zero_grad()
+            return loss
+
+        return step
+
+    return _case() | {"make_step": make_step}
+
+
 def buggy() -> dict[str, dict[str, Any]]:
     return {
         "batch norm": _case(lambda: nn.BatchNorm1d(5)),
@@ -139,6 +166,7 @@ def buggy() -> dict[str, dict[str, Any]]:
         "gradients that are not finite": _case(loss_of=lambda output, target: (output - output).sqrt().mean()),
         "noise": _case(loss_of=lambda output, target: (output * torch.randn_like(output)).mean()),
         "a scaler that skips every step": _case(loss_of=_large, init_scale=2.0**127),
+        "updates by hand": _by_hand(steps=False),
     }
 
 
@@ -151,6 +179,7 @@ def healthy() -> dict[str, dict[str, Any]]:
         "gradients that are not finite": _case(loss_of=lambda output, target: (output - target + 1e2).sqrt().mean()),
         "noise": _case(loss_of=lambda output, target: (output * torch.ones_like(output)).mean()),
         "a scaler that skips every step": _case(loss_of=_large, init_scale=2.0**16),
+        "updates by hand": _by_hand(steps=True),
     }
 
 

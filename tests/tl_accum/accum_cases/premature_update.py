@@ -49,7 +49,7 @@ Gradient accumulation: failed, 1 finding
 
 [premature-update] optimizer 'optimizer' stepped before the last micro-batch: after micro-batch 1 of 4, in each of 2 \
 cycles
-  cause: the condition is off by 3: an update joins the first 1 micro-batch of a group with what the group before it \
+  cause: the condition is off by 3: an update joins the first micro-batch of a group with what the group before it \
 left (the first update has nothing of the latter)
   fix: look at the condition: `(setup.step_index + 1) % k == 0` is true after the last micro-batch of a group, \
 `setup.step_index % k == 0` after the first

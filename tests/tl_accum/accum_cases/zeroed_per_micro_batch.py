@@ -19,7 +19,8 @@ Gradient accumulation: failed, 1 finding
 
 [zeroed-per-micro-batch] cycle 1 of 2: only the last of 4 micro-batches reaches the optimizer: with a norm of 0.409, \
 where all of them added 1.62 together
-  cause: the gradients are cleared (by zero_grad(), or by hand) in every micro-batch
+  cause: the gradients are cleared (by zero_grad(), or by hand) after micro-batches 1, 2 and 3 of 4, before all of \
+them were added up
   fix: call zero_grad() once a group: after optimizer.step(), in the same branch
 
 What acted in cycle 1 of 2:
@@ -41,7 +42,8 @@ Gradient accumulation: failed, 1 finding
 
 [zeroed-per-micro-batch] cycle 1 of 2: only the last of 4 micro-batches reaches the optimizer: with a norm of 0.409, \
 where all of them added 1.62 together
-  cause: the gradients are cleared (by zero_grad(), or by hand) in every micro-batch
+  cause: the gradients are cleared (by zero_grad(), or by hand) after micro-batches 1, 2 and 3 of 4, before all of \
+them were added up
   fix: call zero_grad() once a group: after optimizer.step(), in the same branch
 
 What acted in cycle 1 of 2:
@@ -63,7 +65,8 @@ Gradient accumulation: failed, 1 finding
 
 [zeroed-per-micro-batch] cycle 1 of 2: only micro-batches 3 and 4 of 4 reach the optimizer: with a norm of 1.11, \
 where all of them added 1.62 together
-  cause: the gradients are cleared (by zero_grad(), or by hand) after micro-batch 2, within the group
+  cause: the gradients are cleared (by zero_grad(), or by hand) after micro-batch 2 of 4, before all of them were \
+added up
   fix: call zero_grad() once a group: after optimizer.step(), in the same branch
 
 What acted in cycle 1 of 2:
@@ -85,7 +88,8 @@ Gradient accumulation: failed, 1 finding
 
 [zeroed-per-micro-batch] cycle 1 of 2: only the last of 4 micro-batches reaches the optimizer: with a norm of 0.409, \
 where all of them added 1.62 together
-  cause: the gradients are cleared (by zero_grad(), or by hand) in every micro-batch
+  cause: the gradients are cleared (by zero_grad(), or by hand) after micro-batches 1, 2 and 3 of 4, before all of \
+them were added up
   fix: call zero_grad() once a group: after optimizer.step(), in the same branch
 
 What acted in cycle 1 of 2:

@@ -79,6 +79,7 @@ def zeroed(context: Context) -> Finding | None:
     parts = context.num_parts
     if context.is_kept() or not context.passes:
         return None
+    cleared = {change.place for change in context.changes if not norm(change.after)}
     for first in range(1, parts):
         kept = added(context.increments[first:])
         if norm(kept) and context.same(kept, context.got):
@@ -91,8 +92,8 @@ def zeroed(context: Context) -> Finding | None:
                 "zeroed-per-micro-batch",
                 f"{what} the optimizer: with a norm of {number(norm(context.got))}, where all of them added "
                 f"{number(norm(context.total))} together",
-                "the gradients are cleared (by zero_grad(), or by hand) "
-                + ("in every micro-batch" if first == parts - 1 else f"after micro-batch {first}, within the group"),
+                f"the gradients are cleared (by zero_grad(), or by hand) after {places(cleared, parts)}, before all of "
+                "them were added up",
                 "call zero_grad() once a group: after optimizer.step(), in the same branch",
                 evidence={"first_kept": first},
             )
@@ -166,7 +167,7 @@ def edited_at_end(context: Context) -> Finding | None:
         f"{times(before).removesuffix('x')})",
         f"the loss is divided by the {parts} accumulation steps, and the gradients are divided by them again"
         if twice
-        else "what scales the gradients before the step depends on the accumulation steps, and their sum needs none",
+        else "what scales the gradients before the step depends on the accumulation steps, as their sum does not",
         "divide either the loss or the gradients, once"
         if twice
         else "scale the gradients as for the full batch: by the same factor, whatever the accumulation steps",

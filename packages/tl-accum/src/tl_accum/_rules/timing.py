@@ -9,7 +9,7 @@ from functools import cached_property
 from tl_accum._compare import Comparison
 from tl_accum._runs import GroupRun
 from tl_accum._updates import updates
-from tl_accum._words import cycle, optimizers, ordinal, places, several
+from tl_accum._words import cycle, number, optimizers, ordinal, places, several
 from tl_core import Finding
 from tl_telemetry import SkippedStep
 
@@ -114,21 +114,21 @@ def skips(group: GroupRun, optimizer: str | None = None) -> int:
 def _overflown(steps: Steps) -> int | None:
     """Return the first group whose only step a GradScaler skipped, where the full batch's ran."""
     run = steps.comparison.run
-    for number, (wanted, made) in enumerate(zip(steps.wanted, steps.made, strict=True)):
-        if wanted and not made and skips(run.groups[number], steps.optimizer):
-            return number
+    for place, (wanted, made) in enumerate(zip(steps.wanted, steps.made, strict=True)):
+        if wanted and not made and skips(run.groups[place], steps.optimizer):
+            return place
     return None
 
 
 def _skips(comparison: Comparison, found: dict[str, int]) -> Finding:
     plan = comparison.plan
-    number = min(found.values())
-    scale = comparison.run.groups[number].steps[-1].scale
-    names = [name for name, first in found.items() if first == number]
+    first = min(found.values())
+    scale = comparison.run.groups[first].steps[-1].scale
+    names = [name for name, group in found.items() if group == first]
     return Finding(
         "missing-update",
-        f"the GradScaler skipped the step of {optimizers(names)} in {cycle(plan, plan.groups[number])}, and not with "
-        f"the full batch: at a loss scale of {scale:g}, the accumulated gradients hold Inf or NaN, and the full "
+        f"the GradScaler skipped the step of {optimizers(names)} in {cycle(plan, plan.groups[first])}, and not with "
+        f"the full batch: at a loss scale of {number(scale)}, the accumulated gradients hold Inf or NaN, and the full "
         "batch's do not",
         "undecided: the accumulated gradients are larger than the full batch's (a loss that is not divided by the "
         "accumulation steps), or those of one micro-batch overflow",
@@ -145,7 +145,7 @@ def _never(comparison: Comparison, names: list[str], *, both: bool) -> Finding:
         seen = (
             f"no optimizer stepped: not in {full} with make_step(1), nor in {parts} micro-batches with make_step({k})"
         )
-        cause = "no call of step() reached the optimizer's: the condition under which it steps was never true"
+        cause = "the condition under which it steps was true in none of these calls"
     else:
         seen = (
             f"{optimizers(names)} never stepped in {parts} micro-batches with make_step({k}), but did in {full} with "
@@ -194,8 +194,8 @@ def _timing(steps: Steps) -> tuple[str, str, str, str] | None:
                 "premature-update",
                 f"stepped before the last micro-batch: {first}",
                 f"the condition is off by {k - 1 - made[0]}: an update joins the first "
-                f"{several(made[0] + 1, 'micro-batch')} of a group with what the group before it left (the first "
-                "update has nothing of the latter)",
+                f"{several(made[0] + 1, 'micro-batch').removeprefix('1 ')} of a group with what the group before it "
+                "left (the first update has nothing of the latter)",
                 f"{condition}, `setup.step_index % k == 0` after the first",
             )
         steady = steps.period is not None and steps.indices[0] + 1 == steps.period
