@@ -228,7 +228,7 @@ class TrainingRun:
         return Evidence(self.facts, Options())
 
     def adopt(self, report: Report) -> None:
-        """Take the verdict of a check that made this run: ``report``, ``findings``, ``notes`` and ``ok`` are its own."""
+        """Take the verdict of the check that made this run: ``report``, ``findings``, ``notes`` and ``ok`` are its."""
         self._adopted = report
 
     @property
