@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from tl_accum._forward import watching_buffers
 from tl_accum._generators import disturb
+from tl_accum._kept import Kept
 from tl_accum._plan import Group, Plan, Step
 from tl_accum._switch import Met, Switch, switched
 from tl_core import TrainingSetup, build_setup, noted, preserve_rng, seed_everything
@@ -86,19 +87,22 @@ class Run:
         groups: the groups, in order.
         drew: whether steps drew random numbers.
         outside: what the loop keeps outside of the setup.
+        kept: keeps the content of captured tensors.
         moved_in_forward: names of the buffers that forward passes moved.
     """
 
     setup: TrainingSetup
     training: TrainingRun
     outside: Outside
+    kept: Kept
     moved_in_forward: set[str]
     met: Met = field(default_factory=Met)
     groups: list[GroupRun] = field(default_factory=list)
 
     def capture(self) -> StateCapture:
         """Capture the state of the setup, and of what the loop keeps outside of it."""
-        capture = capture_state(self.setup, outside=self.outside.values())
+        self.kept.begin()
+        capture = capture_state(self.setup, outside=self.outside.values(), keep=self.kept.keep)
         del capture.pieces[Piece("gradients")]  # each act tells of them; comparing them too would cost the most
         return capture
 
@@ -160,10 +164,11 @@ class Session:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         with preserve_rng():
-            before = Outside([plan.make_setup, plan.make_step])
+            self._kept = Kept()
+            before = Outside([plan.make_setup, plan.make_step], keep=self._kept.keep)
             steps = [plan.new_step(1), plan.new_step(plan.accumulation_steps)]
             before.reset()  # what make_step itself does to it is no part of a new process
-            self._outside = Outside([plan.make_setup, plan.make_step, *steps])
+            self._outside = Outside([plan.make_setup, plan.make_step, *steps], keep=self._kept.keep)
 
     def close(self) -> None:
         """Set what lies outside of the setup back to what it was."""
@@ -247,9 +252,9 @@ class Session:
             seed_everything(plan.seed)
             setup = build_setup(plan.make_setup, plan.device)
             with observe(setup, track_updates=False, gradients=log) as training, ExitStack() as stack:
-                outside = Outside([step, *setup_functions(setup)])
+                outside = Outside([step, *setup_functions(setup)], keep=self._kept.keep)
                 moved = stack.enter_context(watching_buffers(setup.model))
-                run = Run(setup, training, outside, moved)
+                run = Run(setup, training, outside, self._kept, moved)
                 modules = dict(setup.model.named_modules())
                 held = tuple(modules[name] for name in frozen.modules if name in modules)
                 with (
