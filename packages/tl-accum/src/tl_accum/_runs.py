@@ -166,8 +166,10 @@ class Session:
         with preserve_rng():
             self._kept = Kept()
             before = Outside([plan.make_setup, plan.make_step], keep=self._kept.keep)
-            steps = [plan.new_step(1), plan.new_step(plan.accumulation_steps)]
-            before.reset()  # what make_step itself does to it is no part of a new process
+            try:
+                steps = [plan.new_step(1), plan.new_step(plan.accumulation_steps)]
+            finally:
+                before.reset()  # what make_step itself does to it is no part of a new process
             self._outside = Outside([plan.make_setup, plan.make_step, *steps], keep=self._kept.keep)
 
     def close(self) -> None:
