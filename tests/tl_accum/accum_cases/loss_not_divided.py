@@ -40,7 +40,7 @@ Gradients as applied (L2 norms):
 Gradient accumulation: failed, 1 finding
 
 [loss-not-divided] cycle 1 of 2: the accumulated gradients are 4x the full batch's (norm 6.49 instead of 1.62); the \
-clip at loss_not_divided.py:158 hides it from the weights: after it, the gradients agree
+clip at loss_not_divided.py:179 hides it from the weights: after it, the gradients agree
   cause: the loss is a mean over the micro-batch and is not divided by the 4 accumulation steps
   fix: call backward() on loss / k
 
@@ -86,7 +86,7 @@ Gradients as applied (L2 norms):
 Gradient accumulation: failed, 1 finding
 
 [loss-not-divided] cycle 1 of 2: the gradients of one of 2 backward passes a micro-batch have another scale than the \
-full batch's: 4x from backward() at loss_not_divided.py:179, 1x from loss_not_divided.py:178
+full batch's: 4x from backward() at loss_not_divided.py:200, 1x from loss_not_divided.py:199
   cause: that loss is not divided by the 4 accumulation steps, the others are
   fix: divide each loss that backward() is called on by k
 
@@ -118,6 +118,27 @@ What acted in cycle 1 of 2:
   2     3 of 4       backward
   3     4 of 4       backward, optimizer step, zero grad
         full batch   backward, optimizer step, zero grad
+
+Gradients as applied (L2 norms):
+  parameter  full batch  accumulated  ratio
+  0.weight   0.9408      3.763        4
+  0.bias     0.2665      1.066        4
+  2.weight   1.192       4.768        4
+  2.bias     0.5018      2.007        4""",
+    "the whole loss, by autograd.grad": """\
+Gradient accumulation: failed, 1 finding
+
+[loss-not-divided] cycle 1 of 2: the accumulated gradients are 4x the full batch's (norm 6.49 instead of 1.62)
+  cause: the loss is a mean over the micro-batch and is not divided by the 4 accumulation steps
+  fix: call backward() on loss / k
+
+What acted in cycle 1 of 2:
+  step  micro-batch  acts
+  0     1 of 4       nothing
+  1     2 of 4       gradient edit
+  2     3 of 4       gradient edit
+  3     4 of 4       gradient edit, optimizer step, zero grad
+        full batch   optimizer step, zero grad
 
 Gradients as applied (L2 norms):
   parameter  full batch  accumulated  ratio
@@ -189,6 +210,23 @@ def _heads(*, divide_aux: bool, two_passes: bool = False) -> dict[str, Any]:
     return {"make_setup": make_heads, "data": (X, Y), "make_step": make_step}
 
 
+def _by_autograd(scale: Callable[[int], float]) -> dict[str, Any]:
+    def make_step(k: int) -> Step:
+        def step(setup: TrainingSetup, batch: Any) -> Any:
+            parameters = list(setup.model.parameters())
+            loss = (setup.model(batch[0]) - batch[1]).square().mean() / scale(k)
+            for parameter, grad in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                parameter.grad = parameter.grad + grad if parameter.grad is not None else grad
+            if (setup.step_index + 1) % k == 0:
+                setup.optimizer.step()
+                setup.optimizer.zero_grad()
+            return loss
+
+        return step
+
+    return {"make_setup": make_setup, "data": (X, Y), "make_step": make_step}
+
+
 def buggy() -> dict[str, dict[str, Any]]:
     return {
         "the whole loss": _case(lambda k: 1),
@@ -196,6 +234,7 @@ def buggy() -> dict[str, dict[str, Any]]:
         "a part of the loss": _heads(divide_aux=False),
         "one of two backward passes": _heads(divide_aux=False, two_passes=True),
         "the whole loss, under Adam": _case(lambda k: 1) | {"make_setup": _adam},
+        "the whole loss, by autograd.grad": _by_autograd(lambda k: 1),
     }
 
 
@@ -206,6 +245,7 @@ def healthy() -> dict[str, dict[str, Any]]:
         "a part of the loss": _heads(divide_aux=True),
         "one of two backward passes": _heads(divide_aux=True, two_passes=True),
         "the whole loss, under Adam": _case(lambda k: k) | {"make_setup": _adam},
+        "the whole loss, by autograd.grad": _by_autograd(lambda k: k),
     }
 
 

@@ -19,7 +19,7 @@ Gradient accumulation: failed, 1 finding
 
 [previous-cycle-kept] cycle 2 of 2 (optimizers 'body' and 'head'; the figures are those of 'body'): the gradients \
 still hold the cycle before (norm 0.978), on top of what this one's 4 micro-batches added (norm 0.845)
-  cause: nothing clears these gradients after an update
+  cause: nothing cleared these gradients after the update before
   fix: call optimizer.zero_grad() after optimizer.step()
 
 What acted in cycle 2 of 2:
@@ -41,7 +41,7 @@ Gradient accumulation: failed, 1 finding
 
 [previous-cycle-kept] cycle 2 of 2 (optimizer 'head'): the gradients still hold the cycle before (norm 1.29), on top \
 of what this one's 4 micro-batches added (norm 1.03)
-  cause: nothing clears these gradients after an update
+  cause: nothing cleared these gradients after the update before
   fix: call optimizer.zero_grad() after optimizer.step()
 
 What acted in cycle 2 of 2:

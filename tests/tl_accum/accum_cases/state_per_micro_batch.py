@@ -106,6 +106,27 @@ What acted in cycle 1 of 2:
   2     3 of 4       backward
   3     4 of 4       backward, optimizer step, zero grad
         full batch   backward, optimizer step, zero grad""",
+    "a weight of the loss": """\
+Gradient accumulation: failed, 1 finding
+
+[state-per-micro-batch] cycle 1 of 2: setup.weight changed in micro-batches 1, 2, 3 and 4 of 4, and the gradients \
+depend on it: norm 2.13 instead of 3.6, and equal to the full batch's when it is put back before each micro-batch
+  cause: it is updated in every micro-batch instead of after each update, so that the micro-batches of one group are \
+computed with different values of it
+  fix: update it once a group, after optimizer.step(); or compute it from the number of updates
+
+What acted in cycle 1 of 2:
+  step  micro-batch  acts
+  0     1 of 4       backward
+  1     2 of 4       backward
+  2     3 of 4       backward
+  3     4 of 4       backward, optimizer step, zero grad
+        full batch   backward, optimizer step, zero grad
+
+Gradients as applied (L2 norms):
+  parameter  full batch  accumulated  ratio   cosine
+  weight     3.48        2.083        0.5985  0.9981
+  bias       0.9404      0.4398       0.4676  1""",
 }
 
 Step = Callable[[TrainingSetup, Any], Any]
@@ -165,6 +186,32 @@ def _momentum(*, every: bool) -> dict[str, Any]:
     return {"make_setup": make_setup, "data": (X, Y), "make_step": make_step}
 
 
+def _weighed(*, every: bool) -> dict[str, Any]:
+    def make_setup() -> TrainingSetup:
+        model = nn.Linear(6, 1)
+        setup = TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        setup.weight, setup.total = 1.0, 0.0
+        return setup
+
+    def make_step(k: int) -> Step:
+        def step(setup: TrainingSetup, batch: Any) -> Any:
+            loss = (setup.model(batch[0]) - batch[1]).square().mean()
+            (setup.weight * loss / k).backward()
+            setup.total += float(loss) / k
+            due = _last(setup.step_index, k)
+            if every or due:
+                setup.weight = 1.0 / (1.0 + setup.total)
+            if due:
+                setup.optimizer.step()
+                setup.optimizer.zero_grad()
+                setup.total = 0.0
+            return loss
+
+        return step
+
+    return {"make_setup": make_setup, "data": (X, Y), "make_step": make_step}
+
+
 def buggy() -> dict[str, dict[str, Any]]:
     return {
         "an average, in every micro-batch": _case(lambda index, k: True),
@@ -175,6 +222,7 @@ def buggy() -> dict[str, dict[str, Any]]:
         "an average that stands still": _case(lambda index, k: k == 1),
         "an average, in two micro-batches": _case(lambda index, k: (index + 1) % max(k // 2, 1) == 0),
         "a momentum by hand": _momentum(every=True),
+        "a weight of the loss": _weighed(every=True),
     }
 
 
@@ -188,6 +236,7 @@ def healthy() -> dict[str, dict[str, Any]]:
         "an average that stands still": _case(lambda index, k: k == 1 or _last(index, k)),
         "an average, in two micro-batches": _case(lambda index, k: (index + 1) % max(k, 1) == 0),
         "a momentum by hand": _momentum(every=False),
+        "a weight of the loss": _weighed(every=False),
     }
 
 

@@ -219,7 +219,8 @@ def _findings(comparison: Comparison) -> list[Finding]:
         state = list(state_findings(comparison, told=bool(found or gradients)))
         # undecided gradients are explained by what else an update uses, and that moves otherwise
         found += [finding for finding in gradients if not (state and finding.rule == "gradients-differ")]
-        found += state
+        known = {finding.evidence.get("state") for finding in gradients} - {None}
+        found += [finding for finding in state if finding.evidence.get("state") not in known]
     return found
 
 

@@ -111,6 +111,13 @@ class Context:
         )
         return added_in(passes(one, one.groups[-1]), 0, self.names)
 
+    @property
+    def is_untraced(self) -> bool:
+        """Whether no backward pass but an optimizer's own filled gradients: ``autograd.grad``, or a closure."""
+        group = self.comparison.run.groups[self.number]
+        events = (event for step in group.steps for event in step.record.events)
+        return not any(isinstance(event, Backward) and event.in_step is None and event.filled for event in events)
+
     def is_reached(self, place: int) -> bool:
         """Tell whether a backward pass of a micro-batch reached these parameters, be it with gradients of 0."""
         run = self.comparison.run

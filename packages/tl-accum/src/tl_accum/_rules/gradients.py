@@ -151,11 +151,12 @@ def _unknown(context: Context) -> Finding:
     gaps = context.gap.parameters
     worst = max(gaps, key=lambda gap: abs(gap.got - gap.expected) if gap.got == gap.got else 0.0)
     a, b = norm(context.expected), norm(context.got)
-    kept = (
-        "they are all that the micro-batches' backward passes added"
-        if context.is_kept()
-        else (f"the micro-batches' backward passes added a norm of {number(norm(context.total))}")
-    )
+    if context.is_untraced:
+        kept = "no backward pass outside of step() filled them"
+    elif context.is_kept():
+        kept = "they are all that the micro-batches' backward passes added"
+    else:
+        kept = f"the micro-batches' backward passes added a norm of {number(norm(context.total))}"
     return Finding(
         "gradients-differ",
         f"the accumulated gradients differ in {context.shown(gap.name for gap in gaps)}: norm {number(b)} instead of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tl_accum._context import Context
 from tl_accum._updates import Pass, updates
-from tl_accum._vectors import Vector, added, made_of, norm, ratio
+from tl_accum._vectors import Vector, added, made_of, norm, only, ratio
 from tl_accum._words import number, places, several, times
 from tl_core import Finding
 from tl_telemetry import Backward, Clip
@@ -19,7 +19,7 @@ def left_over(context: Context) -> Finding | None:
         "previous-cycle-kept",
         f"the gradients still hold the cycle before (norm {number(norm(left))}), on top of what this one's "
         f"{several(context.num_parts, 'micro-batch')} added (norm {number(norm(context.total))})",
-        "nothing clears these gradients after an update",
+        "nothing cleared these gradients after the update before",
         "call optimizer.zero_grad() after optimizer.step()",
         evidence={"left_over_norm": norm(left)},
     )
@@ -77,23 +77,30 @@ def scale_changed(context: Context) -> Finding | None:
 def zeroed(context: Context) -> Finding | None:
     """See gradients that are cleared within a group, so that only its last micro-batches reach the optimizer."""
     parts = context.num_parts
-    if context.is_kept() or not context.passes:
+    names = [gap.name for gap in context.gap.parameters]  # others may be cleared in time
+    got, total = only(context.got, names), only(context.total, names)
+    if not context.passes or context.same(total, got):
         return None
-    cleared = {change.place for change in context.changes if not norm(change.after)}
+    cleared = {
+        change.place
+        for change in context.changes
+        if norm(only(change.before, names)) and not norm(only(change.after, names))
+    }
     for first in range(1, parts):
-        kept = added(context.increments[first:])
-        if norm(kept) and context.same(kept, context.got):
+        kept = only(added(context.increments[first:]), names)
+        if norm(kept) and context.same(kept, got):
             what = (
                 f"only the last of {parts} micro-batches reaches"
                 if first == parts - 1
                 else f"only {places(range(first, parts), parts)} reach"
             )
+            where = "" if set(names) == set(context.names) else f" in {context.shown(names)}"
+            when = f"after {places(cleared, parts)}" if cleared else "within the group"
             return Finding(
                 "zeroed-per-micro-batch",
-                f"{what} the optimizer: with a norm of {number(norm(context.got))}, where all of them added "
-                f"{number(norm(context.total))} together",
-                f"the gradients are cleared (by zero_grad(), or by hand) after {places(cleared, parts)}, before all of "
-                "them were added up",
+                f"{what} the optimizer{where}: with a norm of {number(norm(got))}, where all of them added "
+                f"{number(norm(total))} together",
+                f"the gradients are cleared (by zero_grad(), or by hand) {when}, before all of them were added up",
                 "call zero_grad() once a group: after optimizer.step(), in the same branch",
                 evidence={"first_kept": first},
             )
@@ -231,7 +238,8 @@ def without_backward(context: Context) -> Finding | None:
     if not missing or not context.is_kept():
         return None
     if not ran:
-        return None if context.comparison.run.groups[context.number].has(Backward) else _never_backward(context)
+        told = norm(context.got) or context.comparison.run.groups[context.number].has(Backward)
+        return None if told else _never_backward(context)
     # one backward pass over the sum of all losses reaches every micro-batch: only its own loss in it tells
     if not all(context.reaches_only(place) for place in ran):
         return None

@@ -36,7 +36,7 @@ def moving_state(context: Context) -> Finding | None:
             "it is updated in every micro-batch instead of after each update, so that the micro-batches of one group "
             "are computed with different values of it",
             "update it once a group, after optimizer.step(); or compute it from the number of updates",
-            evidence={"micro_batches": tuple(moving)},
+            evidence={"micro_batches": tuple(moving), "state": str(part.piece)},
         )
     return None
 

@@ -14,7 +14,7 @@ MAX_FACTORS = 4
 def scaled(context: Context) -> Finding | None:
     """See gradients that are a multiple of the full batch's."""
     factor = ratio(context.got, context.expected, context.rtol)
-    if factor is None or not context.is_kept() or _near(factor, 1.0, context.rtol):
+    if factor is None or not (context.is_kept() or context.is_untraced) or _near(factor, 1.0, context.rtol):
         return None
     parts = context.num_parts
     if not norm(context.got):

@@ -214,7 +214,7 @@ def _state(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
             f"{seen}; {due}" + (f"; {worst.name} moved by {amount}" if worst.name else f"; by {amount}"),
             cause,
             fix,
-            evidence={"micro_batches": tuple(made)},
+            evidence={"micro_batches": tuple(made), "state": str(piece)},
         )
 
 

@@ -114,7 +114,7 @@ def mean_of_means(context: Context) -> Finding | None:
 def unequal(context: Context) -> Finding | None:
     """See micro-batches that count more than others, although each should count the same."""
     parts = context.num_parts
-    if not context.is_kept() or not context.singles:
+    if not (context.is_kept() or context.is_untraced) or not context.singles:
         return None
     due = next(
         (
@@ -128,18 +128,31 @@ def unequal(context: Context) -> Finding | None:
     if due is None or weights is None or all(abs(weight - due) <= LEAST_UNEQUAL * due for weight in weights):
         return None
     listed = ", ".join(number(0.0 if abs(weight) < 1e-3 * due else weight) for weight in weights)
+    last_only = all(abs(weight) <= 0.01 * due for weight in weights[:-1])
     falling = all(abs(weight - (parts - place) * due) <= 0.01 * due for place, weight in enumerate(weights))
     return Finding(
         "unequal-micro-batches",
         f"the micro-batches count {listed} in the accumulated gradients, instead of {number(due)} each "
         f"({context.norms()})",
-        "each backward pass runs over the sum of all losses so far, so that earlier micro-batches count again"
-        if falling
-        else "their losses are divided by different numbers, or scaled by a factor that changes within the group",
-        "call backward() on the loss of the current micro-batch only, divided by k"
-        if falling
-        else "divide the loss of every micro-batch by the same number: the size of its group",
+        *_unequal_cause(falling=falling, last_only=last_only),
         evidence={"weights": tuple(weights)},
+    )
+
+
+def _unequal_cause(*, falling: bool, last_only: bool) -> tuple[str, str]:
+    if falling:
+        return (
+            "each backward pass runs over the sum of all losses so far, so that earlier micro-batches count again",
+            "call backward() on the loss of the current micro-batch only, divided by k",
+        )
+    if last_only:
+        return (
+            "the gradients of each micro-batch replace those before, or the losses of all but the last are worth 0",
+            "add the gradients of all micro-batches of a group up",
+        )
+    return (
+        "their losses are divided by different numbers, or scaled by a factor that changes within the group",
+        "divide the loss of every micro-batch by the same number: the size of its group",
     )
 
 
