@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from tl_core import TrainingSetup
 from tl_telemetry import observe
@@ -80,3 +81,17 @@ def test_a_fused_optimizer_with_a_scaler(factor):
     assert record.update_norm == {"optimizer": 0.0 if skipped else pytest.approx(5.0)}
     if not skipped:
         assert record.grad_norm == {"optimizer": pytest.approx(5.0)}
+
+
+def test_a_flop_counter_around_the_loop_is_no_obstacle():
+    """A dispatch mode is handed plain numbers for what losses are divided by; factors are read all the same."""
+    model = scalar_model(a=[1.0, 1.0])
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    setup = setup_of(model, torch.optim.SGD(model.parameters(), lr=1.0), scaler=scaler)
+    with FlopCounterMode(display=False), observe(setup) as run, run.step():
+        scaler.scale((3 * model.a[0] + 4 * model.a[1]) / 4).backward()
+        scaler.step(setup.optimizer)
+        scaler.update()
+    backward = run.records[0].events[0]
+    assert [(term.scaler, term.factors) for term in backward.terms] == [("scaler", (0.25,))] * len(backward.terms)
+    assert run.records[0].grad_norm == {"optimizer": pytest.approx(5 / 4)}

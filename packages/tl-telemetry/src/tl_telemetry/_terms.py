@@ -102,11 +102,14 @@ def _factor(node: Any, name: str) -> Tensor | None:
     hook = getattr(raw, "unpack_hook", None if _dim(node, 0) < 2 else raw)  # older torch does not tell of hooks
     if raw is None or hook is not None:
         return None
-    try:
-        saved = getattr(node, f"_saved_{own}")
-    except RuntimeError:  # freed by an earlier backward pass
-        return None
-    return saved.detach() if isinstance(saved, Tensor) else None
+    # Where a loss is divided by a number, a dispatch mode around the loop (a FLOP counter) is handed that number for the
+    # saved tensor; a view of it is a tensor like any other.
+    with torch._C._DisableTorchDispatch():
+        try:
+            saved = getattr(node, f"_saved_{own}")
+        except RuntimeError:  # freed by an earlier backward pass
+            return None
+        return saved.detach().view(saved.shape) if isinstance(saved, Tensor) else None
 
 
 def _parts(node: Any) -> Iterator[tuple[Any, int]]:
