@@ -102,8 +102,8 @@ def _factor(node: Any, name: str) -> Tensor | None:
     hook = getattr(raw, "unpack_hook", None if _dim(node, 0) < 2 else raw)  # older torch does not tell of hooks
     if raw is None or hook is not None:
         return None
-    # Where a loss is divided by a number, a dispatch mode around the loop (a FLOP counter) is handed that number instead
-    # of the saved tensor; a view of it is a tensor like any other.
+    # Where a loss is divided by a number, a dispatch mode around the loop (a FLOP counter) is handed that number, and
+    # not the saved tensor; a view of it is a tensor like any other.
     with torch._C._DisableTorchDispatch():
         try:
             saved = getattr(node, f"_saved_{own}")
