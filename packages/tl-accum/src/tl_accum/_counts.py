@@ -84,8 +84,19 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         for key, item in value.items():
             yield from _leaves(item, f"{name}[{key!r}]")
     elif isinstance(value, (list, tuple)):
+        yield from _lengths(value, f"{name}[i]")
         for index, item in enumerate(value):
             yield from _leaves(item, f"{name}[{index}]")
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from _leaves(getattr(value, field.name), f"{name}.{field.name}")
+
+
+def _lengths(examples: Sequence[Any], name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the lengths of what each example of a list holds: the boxes of a detector's targets."""
+    if examples and all(isinstance(one, Tensor) and one.dim() for one in examples):
+        yield f"len({name})", torch.tensor([one.shape[0] for one in examples])
+    elif examples and all(isinstance(one, Mapping) for one in examples):
+        for key in examples[0]:
+            if all(key in one for one in examples):
+                yield from _lengths([one[key] for one in examples], f"{name}[{key!r}]")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tl_accum._context import Context
-from tl_accum._updates import Pass, updates
-from tl_accum._vectors import Vector, added, made_of, norm, only, ratio
+from tl_accum._updates import Change, Pass, updates
+from tl_accum._vectors import Vector, added, agrees, made_of, norm, only, ratio
 from tl_accum._words import number, places, several, times
 from tl_core import Finding
 from tl_telemetry import Backward, Clip
@@ -34,7 +34,7 @@ def other_passes(context: Context) -> Finding | None:
     due = {one.ordinal: used for one, used in zip(context.reference_passes, wanted, strict=True)}
     extra = [one for one, used in zip(context.passes, made, strict=True) if used and not due.get(one.ordinal, True)]
     if not extra:
-        return None
+        return _never_ran(context, {ordinal for ordinal, used in due.items() if used})
     sites = ", ".join(dict.fromkeys(one.site for one in extra))
     where = places((one.place for one in extra), context.num_parts)
     return Finding(
@@ -46,6 +46,25 @@ def other_passes(context: Context) -> Finding | None:
         "keep that loss's gradients away from these parameters: backward(inputs=...), or requires_grad_(False) while "
         "it runs",
         evidence={"passes": len(extra)},
+    )
+
+
+def _never_ran(context: Context, due: set[int]) -> Finding | None:
+    """See micro-batches without the backward pass that the full batch's update is made of, among several."""
+    ran = {one.place for one in context.passes if one.ordinal in due}
+    missing = [place for place in range(context.num_parts) if place not in ran]
+    if not due or not missing or not ran:
+        return None
+    sites = ", ".join(dict.fromkeys(one.site for one in context.passes if one.ordinal in due))
+    others = ", ".join(dict.fromkeys(one.site for one in context.reference_passes if one.ordinal not in due))
+    return Finding(
+        "micro-batch-without-backward",
+        f"the full batch's update is made of what backward() at {sites} added, and that pass did not run in "
+        f"{places(missing, context.num_parts)}: what backward() at {others} added there is cleared before the update "
+        f"(gradients of {context.norms()})",
+        "the last backward pass of the step (with the weights perturbed, as in SAM) runs in some micro-batches only",
+        "run both passes in every micro-batch, and add up what the last one makes",
+        evidence={"micro_batches": tuple(missing)},
     )
 
 
@@ -141,11 +160,12 @@ def edited(context: Context) -> Finding | None:
         else f"changed (norm {number(norm(first.before))} to {number(norm(first.after))})"
     )
     where = places((change.place for change in found), context.num_parts)
-    again = (
-        "what is done to them hits the gradients of the earlier micro-batches again in each later one"
-        if len(found) > 1
-        else "what is done to them hits only the micro-batches up to there"
-    )
+    if len(found) < 2:
+        again = "what is done to them hits only the micro-batches up to there"
+    elif factor is None and _adds(context, found):
+        again = "a term is added to them in every micro-batch, where an update should have it once"
+    else:
+        again = "what is done to them hits the gradients of the earlier micro-batches again in each later one"
     return Finding(
         "gradient-edited",
         f"the gradients were {how} after {where}, before all of them were added up: the update used "
@@ -155,6 +175,12 @@ def edited(context: Context) -> Finding | None:
         "optimizer.step(); or divide the loss instead",
         evidence={"factor": factor, "edited": len(found)},
     )
+
+
+def _adds(context: Context, found: list[Change]) -> bool:
+    """Tell whether the same is added to the gradients each time."""
+    first, *others = (added([change.after, change.before], [1.0, -1.0]) for change in found)
+    return all(agrees(other, first, 10 * context.rtol) for other in others)
 
 
 def edited_at_end(context: Context) -> Finding | None:
