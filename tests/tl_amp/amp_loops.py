@@ -82,3 +82,15 @@ def clip_by_hand(parameters, bound):
     norm = torch.stack([grad.norm() for grad in grads]).norm()
     for grad in grads:
         grad.mul_(torch.clamp(bound / (norm + 1e-6), max=1.0))
+
+
+def case(step, make_setup=None, **options):
+    """Return the arguments of a check: few steps, so that messages stay short."""
+    return {"make_setup": make_setup or one(), "data": BATCHES, "step": step, "steps": 4} | options
+
+
+def update(setup):
+    """Step every optimizer through the scaler, and update its scale."""
+    for optimizer in setup.optimizers.values():
+        setup.scaler.step(optimizer)
+    setup.scaler.update()

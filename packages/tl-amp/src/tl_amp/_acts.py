@@ -181,6 +181,7 @@ def fresh(run: Evidence, event: OptimizerStep | Unscaling | Clip) -> list[int]:
 def known_scales(run: Evidence) -> set[float]:
     """Return every value that a loss scale had during the run."""
     found = {record.loss_scale for record in run.records if record.loss_scale is not None}
+    found.update(scaler.get_scale() for scaler in run.scalers.values() if scaler.is_enabled())
     for _, event in run.events:
         spans: tuple[Any, ...] = ()
         if isinstance(event, ScalerUpdate):

@@ -154,6 +154,8 @@ def _unscaled_already(run: Evidence, call: Raised) -> Finding:
     step, event, acts = earlier
     backwards = _filled(run, call, acts)
     both = f"{event.site} (step {step}) and {call.site} (step {call.step})"
+    if event.site == call.site:
+        both = f"{call.site} in steps {step} and {call.step}"
     if not backwards:
         return _finding(
             call,
@@ -167,10 +169,16 @@ def _unscaled_already(run: Evidence, call: Raised) -> Finding:
             f"{both}",
         )
     if _cleared(run, call, acts):
-        return _missing_update(
+        seen = f"unscale_() was called for {call.optimizer!r} at {both}, and its gradients were cleared in between"
+        if any(isinstance(event, (OptimizerStep, SkippedStep)) for _, event in acts):
+            return _missing_update(call, seen + ", without an update()")
+        return _finding(
             call,
-            f"unscale_() was called for {call.optimizer!r} at {both}, for two updates (its gradients were cleared in "
-            "between), without an update() between them",
+            "missing-update",
+            f"in step {step} unscale_() was followed neither by scaler.step() nor by scaler.update(): the scaler goes "
+            "on holding the gradients for unscaled",
+            "call scaler.update() after each unscale_(), also where scaler.step() is left out",
+            seen,
         )
     return _finding(
         call,
@@ -215,9 +223,10 @@ def _stepped_already(run: Evidence, call: Raised) -> Finding:
         return _missing_update(call, f"scaler.{method} was called for {call.optimizer!r} after its step")
     step, site, acts = last
     if _filled(run, call, acts) or step != call.step:
+        again = " again" if method == "step()" else ""
         return _missing_update(
             call,
-            f"scaler.step() was called for {call.optimizer!r} at {site} in step {step}, and scaler.{method} again at "
+            f"scaler.step() was called for {call.optimizer!r} at {site} in step {step}, and scaler.{method}{again} at "
             f"{call.site} in step {call.step}, without an update() in between",
         )
     if method == "unscale_()":

@@ -7,6 +7,7 @@ AMP_FINDINGS = (
     "unused-scaler",
     "loss-not-scaled",
     "scaled-twice",
+    "unscaled-in-part",
     "unscaled-twice",
     "unscaled-again",
     "missing-update",
@@ -38,6 +39,7 @@ AMP_NOTES = (
 
 # A finding hides what follows from it, unless that names parameters which the finding does not.
 EXPLAINS = {
+    "unscaled-in-part": frozenset({"stepped-past-scaler", "static-scale", "non-finite"}),
     "stepped-past-scaler": frozenset({"clip-before-unscale", "non-finite", "float16-overflow", "skipped-updates"}),
     "scaled-twice": frozenset({"skipped-updates", "clip-before-unscale"}),
     "loss-not-scaled": frozenset({"never-stepped", "update-rounds-away"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tl_amp._acts import attempts
+from tl_amp._acts import attempts, fresh, norms_after, norms_at, passes, unscalings
 from tl_amp._words import number, scale_of
 from tl_core import Finding, TrainingSetup, group_names
 from tl_telemetry import Evidence, TrainingRun, run_training
@@ -100,25 +101,67 @@ def _finding(
     names = [entry.name for entry in run.tensors.entries]
     scale = run.records[step].loss_scale
     own = "its own" if scale is None else f"the scale of {scale_of(scale)}"
-    hooked = list(_hooked(run, differing))
-    cause = (
-        f"gradient hooks (register_hook) on {group_names(hooked, names)} run in the backward pass, on gradients that "
-        "are still multiplied by the scale: a bound or a threshold in them means something else at each scale"
-        if hooked
-        else "undecided: something acts on gradients that are still multiplied by the scale (a clamp, a threshold, "
-        "noise), or a term of the loss is made of gradients that torch.autograd.grad() takes of a scaled loss"
-    )
+    cause, fix = _why(run, differing, names)
     return Finding(
         "depends-on-scale",
         f"the gradients of the first update, in step {step}, depend on the loss scale: {group_names(differing, names)} "
         f"({worst} has a norm of {number(usual[worst])} at {own}, and of {number(lower[worst])} at a quarter of it)",
         cause,
-        "do it after scaler.unscale_(optimizer), and divide gradients of a scaled loss by scaler.get_scale() before "
-        "they are used",
+        fix,
         steps=(step,),
         parameters=tuple(differing),
         evidence={"norm": usual[worst], "norm_at_quarter": lower[worst]},
     )
+
+
+_TERM = "a term of the loss is made of gradients that torch.autograd.grad() takes of a scaled loss"
+
+
+def _why(run: Evidence, differing: list[str], names: list[str]) -> tuple[str, str]:
+    """Return the cause, as far as the run shows where gradients were changed, and the fix."""
+    hooked = list(_hooked(run, differing))
+    if hooked:
+        return (
+            f"gradient hooks (register_hook) on {group_names(hooked, names)} run in the backward pass, on gradients "
+            "that are still multiplied by the scale: a bound or a threshold in them means something else at each scale",
+            "do what they do after scaler.unscale_(optimizer), or multiply their bounds by scaler.get_scale()",
+        )
+    edited = _edited(run)
+    if edited:
+        return (
+            f"the gradients are changed between backward() at {edited} and unscaling: "
+            "they are still multiplied by the scale there, and a bound, a threshold or noise means something else at "
+            "each scale",
+            "call scaler.unscale_(optimizer) before they are changed, once an update",
+        )
+    if edited == "":
+        return (
+            f"undecided, but within the backward pass, since nothing changed the gradients after it: {_TERM}, or hooks "
+            "inside of the model act on gradients that are still multiplied by the scale",
+            "divide gradients of a scaled loss by scaler.get_scale() before they go into a loss; multiply bounds in "
+            "hooks by it",
+        )
+    return (
+        "undecided: something acts on gradients that are still multiplied by the scale (a clamp, a threshold, noise), "
+        f"or {_TERM}",
+        "change gradients after scaler.unscale_(optimizer); divide gradients of a scaled loss by scaler.get_scale() "
+        "before they go into a loss",
+    )
+
+
+def _edited(run: Evidence) -> str | None:
+    """Return the line of the first backward pass if its gradients were changed before unscaling; "" if not."""
+    known = passes(run)
+    first = next(iter(unscalings(run)), None)
+    numbers = [] if first is None else [number for number in fresh(run, first.event) if number in known]
+    if first is None or not numbers:
+        return None
+    norms = norms_after(known[numbers[-1]].event)
+    pairs = [(norms[i], now) for i, now in zip(first.event.graded, norms_at(first), strict=True) if i in norms]
+    if not pairs or len(pairs) < len(first.event.graded):
+        return None
+    same = all(math.isclose(before, now, rel_tol=1e-6) for before, now in pairs)
+    return "" if same else known[numbers[-1]].event.site
 
 
 def _hooked(run: Evidence, names: list[str]) -> Iterator[str]:

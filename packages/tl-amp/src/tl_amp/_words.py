@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 from tl_core import step_ranges
@@ -19,8 +18,8 @@ def number(value: float) -> str:
 
 
 def scale_of(value: float) -> str:
-    """Return a loss scale as messages show it: whole where it is whole."""
-    return f"{value:.0f}" if math.isfinite(value) and value >= 1.0 and value == round(value) else f"{value:.3g}"
+    """Return a loss scale as messages show it: whole where it is whole, and not too long for that."""
+    return f"{value:.0f}" if 1.0 <= value < 1e8 and value == round(value) else f"{value:.3g}"
 
 
 def scales(values: Iterable[float]) -> str:

@@ -49,7 +49,7 @@ class Backward:
     dtype: torch.dtype | None  # of what backward() was called on; None if that is several tensors
     terms: tuple[LossTerm, ...] | None  # None where neither a GradScaler nor another scaling was seen
     gradient: Span | None  # with a GradScaler: the value that backward() began with (1, or its gradient= argument)
-    norms: Span | None  # with a GradScaler, in the first steps: L2 norms of the filled gradients after the pass
+    norms: Span | None  # of a scaled loss, in the first steps: L2 norms of the filled gradients after the pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,7 @@ class Recorder:
                 dtype=begun.dtype,
                 terms=begun.terms,
                 gradient=begun.gradient,
-                norms=self.scaling.norms(self.gradients.parted(filled)[1], len(self.records)),
+                norms=self.scaling.norms(self.gradients.parted(filled)[1], len(self.records), begun.terms),
             )
         )
         self._log_act(begun.grads)

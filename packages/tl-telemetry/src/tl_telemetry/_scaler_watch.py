@@ -24,6 +24,8 @@ from tl_telemetry._terms import SCALINGS, terms
 
 # Steps in which the norms of scaled gradients are taken, beside those that the optimizers use.
 MEASURED_STEPS = 64
+# A number from here on that multiplies a loss may be a loss scale.
+LEAST_SCALE = 64.0
 
 
 class ScalerWatch:
@@ -90,9 +92,9 @@ class ScalerWatch:
             return None
         return self._figures.add([first.detach().reshape(())])
 
-    def norms(self, indices: tuple[int, ...], num_steps: int) -> Span | None:
-        """Return the norms of gradients, where there is a scaler, in the first steps."""
-        if not self.scalers.active or num_steps >= MEASURED_STEPS:
+    def norms(self, indices: tuple[int, ...], num_steps: int, terms: tuple[LossTerm, ...] | None = None) -> Span | None:
+        """Return the norms of gradients in the first steps, with a scaler, or a loss that is scaled without one."""
+        if num_steps >= MEASURED_STEPS or not (self.scalers.active or any(map(_may_be_scaled, terms or ()))):
             return None
         return self._figures.add(self._gradients.norms(indices))
 
@@ -209,3 +211,8 @@ class ScalerWatch:
     def _copies(self, flags: Any) -> Span | None:
         copies = [flag.detach().clone().reshape(()) for flag in flags]
         return self._figures.add(copies) if copies else None
+
+
+def _may_be_scaled(term: LossTerm) -> bool:
+    # what a factor on a device is would have to be waited for
+    return any(not isinstance(factor, float) or factor >= LEAST_SCALE for factor in term.factors)

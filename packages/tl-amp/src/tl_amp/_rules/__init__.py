@@ -9,6 +9,7 @@ from tl_amp._rules import (
     clipping,
     finite,
     hand_clip,
+    in_part,
     losses,
     notes,
     order,
@@ -30,6 +31,7 @@ def rules(every: int, max_skipped_fraction: float) -> tuple[Rule, ...]:
         return skips.skipped_updates(run, every, max_skipped_fraction)
 
     return (
+        in_part.unscaled_in_part,
         stepping.stepped_past_scaler,
         stepping.stepped_after_unscaling,
         stepping.stepped_besides,

@@ -36,13 +36,15 @@ def scaled_twice(run: Evidence) -> Iterator[Finding]:
     """See losses that are multiplied by the scale more than once."""
     found = unscalings(run)
     hits: list[tuple[Passed, float]] = []
+    by_number = False
     for passed in passes(run).values():
         later = next((unscaled for unscaled in found if unscaled.place > passed.place), None)
         if later is None or later.scale < LEAST_SCALE:
             continue
         for term in passed.event.terms or ():
-            again = any(math.isclose(factor, later.scale, rel_tol=1e-5) for factor in factors_of(term))
-            if term.scaler is not None and again:
+            again = [math.isclose(factor, later.scale, rel_tol=1e-5) for factor in factors_of(term)]
+            if term.scaler is not None and any(again):
+                by_number |= isinstance(term.factors[again.index(True)], float)
                 hits.append((passed, later.scale))
                 break
     if not hits:
@@ -50,12 +52,14 @@ def scaled_twice(run: Evidence) -> Iterator[Finding]:
     sites = together(passed.event.site for passed, _ in hits)
     hit = telling(passed.step for passed, _ in hits)
     factor = scales(scale for _, scale in hits)
+    how = "scaler.scale() is called on a loss that is scaled already"
+    if by_number:
+        how = "the loss is multiplied by a number that equals the scale (scaler.get_scale()), beside scaler.scale()"
     yield Finding(
         rule="scaled-twice",
         seen=f"the loss that backward() at {sites} ran on is multiplied by the scale twice, {factor} each time "
         f"({len(hits)} of {several(len(run.backwards), 'backward pass')}, {at(hit)})",
-        cause="scaler.scale() is called on a loss that is scaled already: the scaler divides the gradients by the "
-        f"scale once, and they stay {factor} times too large",
+        cause=f"{how}: the scaler divides the gradients by the scale once, and they stay {factor} times too large",
         fix=f"scale the loss of backward() at {sites} once",
         steps=hit,
         evidence={"passes": len(run.backwards), "twice": len(hits)},

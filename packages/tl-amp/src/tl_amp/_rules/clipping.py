@@ -19,10 +19,12 @@ FAR = 1e3
 def clip_before_unscale(run: Evidence) -> Iterator[Finding]:
     """See clip functions that bound gradients before the scaler has divided them by its scale."""
     calls: dict[tuple[str, str], list[tuple[int, Clip, float]]] = {}
+    still: set[int] = set()
     for place, (record, event) in enumerate(run.events):
         if isinstance(event, Clip) and math.isfinite(event.bound) and event.bound < MEASURES and event.graded:
-            scale = _scale_at(run, place, event)
+            scale, left = _scale_at(run, place, event)
             if scale > 1.0:
+                still |= left
                 calls.setdefault((event.function, event.site), []).append((record.step, event, scale))
     for (function, site), found in calls.items():
         bounds = [clip.bound for _, clip, _ in found]
@@ -35,43 +37,46 @@ def clip_before_unscale(run: Evidence) -> Iterator[Finding]:
             continue  # made for the norm that it returns
         hit = telling(step for step, _, _ in found)
         graded = {i for _, clip, _ in found for i in clip.graded}
+        scaled = still & graded
+        whose = "" if scaled == graded else f" of {run.shown(scaled)}"
+        which = "optimizer) before" if scaled == graded else "optimizer) for each of the optimizers before"
         largest = max((norm for norm in norms if math.isfinite(norm)), default=math.nan)
         yield Finding(
             rule="clip-before-unscale",
             seen=f"{function}() at {site} ran before unscale_ in {several(len(found), 'call')} ({at(hit)}), on "
-            f"gradients that are still {scales(values)} times too large: a norm of up to {number(largest)} against a "
-            f"bound of {_shown(bounds)}, reached in {reached} of them",
+            f"gradients{whose} that are still {scales(values)} times too large: a norm of up to "
+            f"{number(largest)} against a bound of {_shown(bounds)}, reached in {reached} of them",
             cause="clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is "
             f"bound / scale, {_effective(bounds, values)}",
-            fix=f"call scaler.unscale_(optimizer) before {function}() at {site}, once an update",
+            fix=f"call scaler.unscale_({which} {function}() at {site}, once an update",
             steps=hit,
-            parameters=run.named(graded),
+            parameters=run.named(scaled),
             evidence={"calls": len(found), "reached": reached, "bound": bounds[0], "scale": values[0]},
         )
 
 
-def _scale_at(run: Evidence, place: int, clip: Clip) -> float:
-    """Return the scale that the gradients of a clip are still multiplied by; 1 if they are not, or if it is unknown."""
+def _scale_at(run: Evidence, place: int, clip: Clip) -> tuple[float, set[int]]:
+    """Return the scale that gradients of a clip are still multiplied by, and which: 1 if none is, or it is unknown."""
     known = passes(run)
     values = known_scales(run)
     scaled = [
         known[n] for n in fresh(run, clip) if n in known and is_scaled(known[n].event, values) in (SCALED, PARTLY)
     ]
     if not scaled:
-        return 1.0
+        return 1.0, set()
     if clip.in_step is not None:  # a hook of the step: a fused optimizer unscales the gradients itself, after it
         following = (event for _, event in run.events[place:] if isinstance(event, OptimizerStep))
         step = next((event for event in following if event.optimizer == clip.in_step), None)
         if step is not None and step.scale is not None:
-            return step.scale.value()
+            return step.scale.value(), set(clip.graded)
     last = max(passed.place for passed in scaled)
     left = set(clip.graded)
     for unscaled in unscalings(run):
         if last < unscaled.place < place:
             left -= set(unscaled.event.graded)
         elif unscaled.place > place and not left.isdisjoint(unscaled.event.graded):
-            return unscaled.scale
-    return 1.0  # they were unscaled, or nobody unscales them: a step past the scaler
+            return unscaled.scale, left
+    return 1.0, set()  # they were unscaled, or nobody unscales them: a step past the scaler
 
 
 def is_meant(bounds: list[float], values: list[float]) -> bool:

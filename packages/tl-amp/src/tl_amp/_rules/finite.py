@@ -64,7 +64,7 @@ def _skipped_losses(run: Evidence) -> Iterator[Finding]:
     yield Finding(
         rule="non-finite" if made is None else "float16-overflow",
         seen=f"the loss was not finite in {at(hit)} ({hits[0].main_loss} {hits[0].loss:g}), and backward() ran on it: "
-        "the GradScaler skipped these updates, and no scale helps against it",
+        f"the GradScaler skipped {'this update' if len(hits) == 1 else 'these updates'}, and no scale helps against it",
         cause=cause,
         fix=fix,
         steps=hit,
@@ -78,6 +78,8 @@ def overflow(operations: tuple[Any, ...]) -> str | None:
     if made is None or made.dtype is not torch.float16 or made.nan or made.given:
         return None
     where = f" in module {made.module!r}" if made.module else ""
+    if made.operation == "_to_copy":
+        return f"a value at {made.site}{where} was converted to float16 and overflowed"
     return f"{made.operation} at {made.site}{where} overflowed in float16"
 
 

@@ -51,18 +51,20 @@ def clipped_by_hand(run: Evidence) -> Iterator[Finding]:
     everything = _in_common([pair for found in by_optimizer.values() for pair in found])
     hits = _held(everything) if len(by_optimizer) > 1 else []
     if hits and not _follows_scale(everything, hits):
-        yield _finding(run, quoted(by_optimizer), "the total norm of the gradients", hits, len(everything))
+        what = "the total norm of the gradients"
+        yield _finding(run, quoted(by_optimizer), what, hits, everything, len(everything))
         return
     for name, found in by_optimizer.items():
         kinds = (
-            ("the total norm of the gradients", _together(found)),
             ("the norm of each gradient", _each(found)),
+            ("the total norm of the gradients", _together(found)),
             ("the largest element of each gradient", _largest(found)),
         )
-        for what, edits in kinds:
+        # of a single gradient, its norm is the total
+        for what, edits in kinds if any(len(before) > 1 for _, before in found) else kinds[1:]:
             hits = _held(edits)
             if hits and not _follows_scale(edits, hits):
-                yield _finding(run, repr(name), what, hits, len(found))
+                yield _finding(run, repr(name), what, hits, edits, len(found))
                 break
 
 
@@ -156,17 +158,20 @@ def _follows_scale(edits: list[Edit], hits: list[Edit]) -> bool:
     return is_meant(bounds, values)
 
 
-def _finding(run: Evidence, names: str, what: str, hits: list[Edit], updates: int) -> Finding:
+def _finding(run: Evidence, names: str, what: str, hits: list[Edit], edits: list[Edit], updates: int) -> Finding:
     bound = max(edit.after for edit in hits)
     values = [edit.update.scale for edit in hits]
     hit = telling(edit.update.step for edit in hits)
     before = [edit.before for edit in hits]
+    # a bound that all of them reach may be what they are brought to from below, too
+    how = ", and left alone below it: the gradients are clipped" if len(edits) > len(hits) else ": they are clipped"
+    how += " by hand" if len(edits) > len(hits) else " or normalised by hand"
     return Finding(
         rule="clip-before-unscale",
         seen=f"before unscale_, {what} of {names} was brought to {number(bound)} in "
         f"{_num_updates(hits)} of {several(updates, 'update')} ({at(hit)}), from "
-        f"{number(min(before))} to {number(max(before))}, and left alone below it: the gradients are clipped by hand "
-        f"while they are still {scales(values)} times too large",
+        f"{number(min(before))} to {number(max(before))}{how} while they "
+        f"are still {scales(values)} times too large",
         cause="clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is "
         f"bound / scale, {number(bound / values[0])}",
         fix="call scaler.unscale_(optimizer) before the gradients are clipped, once an update",

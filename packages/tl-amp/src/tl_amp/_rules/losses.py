@@ -88,7 +88,7 @@ def _one_of_several(
     if partly:
         terms = [term for passed in partly for term in unscaled_terms(passed.event)]
         what = f"the sum of losses that backward() at {sites} ran on has terms that no scale multiplies"
-        what += f" ({_made_by(terms)}), beside scaled ones"
+        what += f" (made by {_made_by(terms)}), beside scaled ones"
         fix = f"scale the whole sum at {sites}: scaler.scale(first + second).backward()"
     else:
         what = f"backward() at {sites} ran on a loss that no scale multiplies"
@@ -127,7 +127,7 @@ def low_precision_loss(run: Evidence) -> Iterator[Finding]:
         made = together(name for _, name in pairs if name)
         by = f" (made by {made})" if made else ""
         hit = telling(passed.step for passed in concerned.values())
-        digits, more = ("3", "and it overflows beyond 65504") if dtype is torch.float16 else ("2", "")
+        digits, more = ("3", "and they overflow beyond 65504") if dtype is torch.float16 else ("2", "")
         yield Finding(
             rule="low-precision-loss",
             seen=f"the loss that backward() at {together(p.event.site for p in concerned.values())} ran on is a "

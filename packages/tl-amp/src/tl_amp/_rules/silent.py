@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -26,11 +27,13 @@ def silent_overflow(run: Evidence) -> Iterator[Finding]:
     if told is None or not _GROWS.search(made[0].operation):
         return
     loss = run.records[0].loss
+    if loss is not None and not math.isfinite(loss):
+        return  # it is no secret
     yield Finding(
         rule="float16-overflow",
         seen="Inf came up in the forward pass of step 0"
         + ("" if loss is None else f", although the loss is {loss:.4g}")
-        + ": what it was used in hid it (a division by Inf gives 0, a softmax or a clamp drops it)",
+        + ": what it was used in hid it (as a division by Inf, a tanh or a clamp do)",
         cause=f"{told}: the result is beyond 65504, the largest float16 number",
         fix=FLOAT16_FIX,
         steps=(0,),

@@ -198,7 +198,11 @@ def unused_scaler(run: Evidence) -> Iterator[Finding]:
         seen=f"the setup has an enabled GradScaler, and the loop never used it in {run.duration}: no loss was scaled, "
         f"and {quoted(s.event.optimizer for s in direct)} stepped without it ({sites})",
         cause="scaler.scale(loss) and scaler.step(optimizer) are missing"
-        + (": small gradients of the float16 forward pass are lost (float16 ends at 6e-8)" if float16 else ""),
+        + (
+            ": gradients below 6e-8, the smallest float16 number, become 0 on their way through float16 operations"
+            if float16
+            else ""
+        ),
         fix="write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(); where none is needed "
         "(bfloat16, float32), leave the scaler out of the setup, or build it with enabled=False",
         steps=telling(stepped.step for stepped in direct)[:3],
