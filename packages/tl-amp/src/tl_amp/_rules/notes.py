@@ -69,7 +69,7 @@ def _static_scale(run: Evidence) -> Iterator[tuple[float, str, int]]:
 def not_judged(run: Evidence) -> Iterator[Finding]:
     """Say what of a scaler could not be judged, and where nothing of mixed precision was seen."""
     for name, scaler in run.scalers.items():
-        kind = torch.device(getattr(scaler, "_device", "") or "cpu").type  # it may be given as "cuda:0", or as a device
+        kind = str(getattr(scaler, "_device", "")).partition(":")[0]  # "cuda:0" and torch.device("cuda") do as well
         devices = sorted({entry.tensor.device.type for entry in run.tensors.entries})
         if name in run.stranger_scalers:
             yield _note(
@@ -87,7 +87,7 @@ def not_judged(run: Evidence) -> Iterator[Finding]:
                 if devices
                 else "",
             )
-        elif devices and kind not in devices:
+        elif kind and devices and kind not in devices:
             yield _note(
                 f"the GradScaler ({name}) is built for {kind!r}, and the parameters are on {quoted(devices)}: how it "
                 "is used there could only be judged in part",
