@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import tl_pytest
-from tl_pytest._device import find_device
 from tl_pytest._runner import TrainingRunner
 
 DRAW = """
@@ -345,72 +344,19 @@ def test_it(training_runner):
     run_tests(source).assert_outcomes(passed=1)
 
 
-def _pretend(monkeypatch, kind, count):
-    device = None if kind is None else torch.device(kind)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: count > 0)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
-
-
-@pytest.mark.parametrize(
-    ("name", "there", "expected"),
-    [
-        ("cpu", ("cuda", 2), "cpu"),
-        ("auto", (None, 0), "cpu"),
-        ("auto", ("cuda", 0), "cpu"),
-        ("auto", ("mps", 1), "mps"),
-        ("cuda", ("cuda", 1), "cuda"),
-        ("cuda:1", ("cuda", 2), "cuda:1"),
-    ],
-    ids=["cpu", "auto without", "auto with a broken one", "auto with", "accelerator", "with index"],
-)
-def test_devices_that_are_there(monkeypatch, name, there, expected):
-    """A device that is there is given as asked for; auto is the accelerator if torch can use one."""
-    _pretend(monkeypatch, *there)
-    assert find_device(name, "--tl-device") == torch.device(expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "there", "sees"),
-    [
-        ("cuda", (None, 0), "no accelerator here"),
-        ("mps", ("cuda", 2), "2 of type cuda here"),
-        ("cuda:2", ("cuda", 2), "2 of type cuda here"),
-    ],
-    ids=["none", "another kind", "index too large"],
-)
-def test_a_device_that_is_not_there_fails(monkeypatch, name, there, sees):
-    """A device that was asked for by name is never replaced silently, nor is the test skipped."""
-    _pretend(monkeypatch, *there)
-    with pytest.raises(pytest.fail.Exception) as caught:
-        find_device(name, "tl_device in pytest.ini")
-    assert str(caught.value) == (
-        f"tl_device in pytest.ini asks for {name}, but torch {torch.__version__} sees {sees}; "
-        "auto takes the accelerator where there is one, else the CPU"
-    )
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without an accelerator")
-def test_a_missing_device_is_an_error_of_each_test_without_a_traceback(run_tests):
-    """The tests that use the device fail at their set-up, with one line."""
-    result = run_tests("def test_it(torch_device):\n    pass\n", "--tl-device=cuda:0")
-    result.assert_outcomes(errors=1)
-    lines = result.outlines
-    start = lines.index(next(line for line in lines if "ERROR at setup of test_it" in line))
-    assert lines[start + 1].startswith("--tl-device asks for cuda:0, but torch ")
-    assert "short test summary" in lines[start + 2]
-
-
 def test_fixtures_lists_the_fixtures(run_tests):
-    """--fixtures shows the three fixtures with a sentence each."""
-    result = run_tests("", "--fixtures")
-    result.stdout.fnmatch_lines(
-        [
-            "torch_device -- *",
-            "    The device that tests train on, a torch.device*",
-            "torch_seed -- *",
-            "    The seed, an int, with which all random number generators are seeded before the test*",
-            "training_runner -- *",
-            "    Runs training loops on the test's device with the test's seed: a tl_pytest.TrainingRunner.",
-        ]
-    )
+    """--fixtures shows the three fixtures with a sentence each, and -v a worked example."""
+    lines = run_tests("", "--fixtures").outlines
+    told = {
+        "torch_device": "The device that tests train on, a torch.device: --tl-device",
+        "torch_seed": "The seed, an int, with which all random number generators are seeded before the test",
+        "training_runner": "Runs training loops on the test's device with the test's seed: a tl_pytest.TrainingRunner",
+    }
+    for name, sentence in told.items():
+        (start,) = (number for number, line in enumerate(lines) if line.startswith(f"{name} -- "))
+        assert lines[start + 1].startswith(f"    {sentence}")
+    lines = run_tests("", "--fixtures", "-v").outlines
+    for name in ("torch_device", "torch_seed", "training_runner"):
+        (start,) = (number for number, line in enumerate(lines) if line.startswith(f"{name} -- "))
+        assert "    Example::" in lines[start : start + 12], name
+        assert any("def test_" in line and f"({name})" in line for line in lines[start : start + 16]), name

@@ -30,7 +30,13 @@ def imported(run_tests, pytester):
 
 @pytest.mark.parametrize(
     "arguments",
-    [(), ("--collect-only",), ("--fixtures",), ("--tl-device=cuda:1", "--tl-seed=3"), ("-p", "no:xdist")],
+    [
+        (),
+        ("--collect-only",),
+        ("--fixtures",),
+        ("--tl-device=cuda:1,cpu", "--tl-seed=3", "--tl-allow=lr-zero", "--tl-deterministic", "--tl-num-threads=1"),
+        ("-p", "no:xdist"),
+    ],
     ids=" ".join,
 )
 def test_no_torch_without_a_fixture(imported, arguments):
@@ -41,7 +47,14 @@ def test_no_torch_without_a_fixture(imported, arguments):
 def test_collecting_tests_that_use_fixtures_imports_nothing(imported):
     """Asking for the fixtures is not using them: a collection leaves torch alone."""
     source = "def test_it(training_runner, torch_seed, torch_device):\n    pass\n"
-    assert imported(source, "--collect-only") == ["imported: nothing"]
+    assert imported(source, "--collect-only", "--tl-device=cpu,cuda") == ["imported: nothing"]
+
+
+def test_auto_imports_torch_at_collection_where_a_test_uses_a_device(imported):
+    """Which devices there are only torch knows: it is asked where a test needs it, and the checks stay away."""
+    assert imported(PLAIN, "--collect-only", "--tl-device=auto") == ["imported: nothing"]
+    source = "def test_it(torch_device):\n    pass\n"
+    assert imported(source, "--collect-only", "--tl-device=auto") == ["imported: torch, numpy"]
 
 
 def test_the_guard_sees_an_import(imported):

@@ -136,7 +136,7 @@ def test_it(training_runner, monkeypatch):
     lines = failure(run_tests(source))
     assert [line for line in lines if line.startswith(">")] == [
         ">       training_runner.run(make_setup, make_batch(), train_step)",
-        ">       return tl_telemetry.run_training(",
+        ">       run = tl_telemetry.run_training(",
     ]
 
 

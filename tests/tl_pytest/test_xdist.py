@@ -25,7 +25,9 @@ def test_workers_get_the_settings(run_tests, pytester):
     pytester.makeini("[pytest]\ntl_device = cpu\n")
     result = run_tests(f"WORKERS = True\n{SOURCE}", "-n", "2", "--tl-seed=6", subprocess=True)
     result.assert_outcomes(passed=4, failed=1)
-    result.stdout.fnmatch_lines(["tl-pytest: seed=6", "E       tl_core.CheckFailed: made-up check: failed, 1 finding"])
+    result.stdout.fnmatch_lines(
+        ["tl-pytest: torch=*, device=cpu, seed=6", "E       tl_core.CheckFailed: made-up check: failed, 1 finding"]
+    )
 
 
 def test_a_wrong_value_stops_before_the_workers(run_tests):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import tl_resume
 import tl_telemetry
 from tl_accum import AccumulationReport
 from tl_core import Report, TrainingSetup
+from tl_pytest._common import Common
 from tl_resume import ResumeReport
 from tl_telemetry import TrainingRun
 
@@ -26,11 +28,13 @@ class TrainingRunner:
     Args:
         device: The device that training runs on.
         seed: The seed that every run starts from.
+        common: What the checks of the test have in common: tolerances and allowed rules. None: nothing.
     """
 
-    def __init__(self, device: torch.device, seed: int) -> None:
-        self.device = device
+    def __init__(self, device: str | torch.device, seed: int, common: Common | None = None) -> None:
+        self.device = torch.device(device)
         self.seed = seed
+        self._common = Common() if common is None else common
 
     def __repr__(self) -> str:
         return f"TrainingRunner(device={str(self.device)!r}, seed={self.seed})"
@@ -66,7 +70,7 @@ class TrainingRunner:
             ValueError: An argument has a value that makes no sense.
             TypeError: An argument is of the wrong type.
         """
-        return tl_telemetry.run_training(
+        run = tl_telemetry.run_training(
             make_setup,
             data,
             step,
@@ -76,6 +80,8 @@ class TrainingRunner:
             seed=self.seed if seed is None else seed,
             track_updates=track_updates,
         )
+        allow = self._common.allowed("run")
+        return self._common.kept(TrainingRun(run.facts, allow=allow) if allow else run)
 
     def observe(
         self, setup: TrainingSetup, *, track_updates: bool = True, allow: Sequence[str] = ()
@@ -90,7 +96,8 @@ class TrainingRunner:
         Returns:
             A context manager that yields the run.
         """
-        return tl_telemetry.observe(setup, track_updates=track_updates, allow=allow)
+        allow = self._common.allowed("run", allow)
+        return self._common.watched(tl_telemetry.observe(setup, track_updates=track_updates, allow=allow))
 
     def assert_optimizer_coverage(
         self,
@@ -116,9 +123,16 @@ class TrainingRunner:
         Raises:
             CheckFailed: A parameter is not covered as it should be.
         """
-        return tl_coverage.assert_optimizer_coverage(
+        allowed = self._common.allowed("coverage")
+        if not allowed:
+            return tl_coverage.assert_optimizer_coverage(
+                model, optimizers, ignore=ignore, allow_frozen=allow_frozen, no_decay=no_decay
+            )
+        report = tl_coverage.check_optimizer_coverage(
             model, optimizers, ignore=ignore, allow_frozen=allow_frozen, no_decay=no_decay
         )
+        # a check without `allow`: nothing of it runs, so that what is allowed can be taken out afterwards
+        return replace(report, findings=tuple(one for one in report.findings if one.rule not in allowed)).require()
 
     def assert_resume_equivalent(
         self,
@@ -181,9 +195,8 @@ class TrainingRunner:
             fresh_process=fresh_process,
             device=self.device if device is None else device,
             seed=self.seed if seed is None else seed,
-            rtol=rtol,
-            atol=atol,
-            allow=allow,
+            **self._common.tolerance("training_resume", self.device if device is None else device, rtol, atol),
+            allow=self._common.allowed("resume", allow),
         )
 
     def assert_checkpoint_crash_safe(
@@ -233,7 +246,7 @@ class TrainingRunner:
             steps=steps,
             crash_points=crash_points,
             seed=self.seed if seed is None else seed,
-            allow=allow,
+            allow=self._common.allowed("crash", allow),
         )
 
     def assert_accumulation_equivalent(
@@ -291,9 +304,8 @@ class TrainingRunner:
             disable_dropout=disable_dropout,
             device=self.device if device is None else device,
             seed=self.seed if seed is None else seed,
-            rtol=rtol,
-            atol=atol,
-            allow=allow,
+            **self._common.tolerance("grad_accumulation", self.device if device is None else device, rtol, atol),
+            allow=self._common.allowed("accumulation", allow),
         )
 
     def assert_mixed_precision_training(
@@ -331,7 +343,7 @@ class TrainingRunner:
             CheckFailed: Mixed precision, or the GradScaler, is used wrong.
             NotJudged: Nothing could be judged.
         """
-        return tl_amp.assert_mixed_precision_training(
+        run = tl_amp.assert_mixed_precision_training(
             make_setup,
             data,
             step,
@@ -341,5 +353,6 @@ class TrainingRunner:
             max_skipped_fraction=max_skipped_fraction,
             device=self.device if device is None else device,
             seed=self.seed if seed is None else seed,
-            allow=allow,
+            allow=self._common.allowed("mixed precision", allow),
         )
+        return self._common.kept(run)

@@ -6,13 +6,14 @@ that imports torch: the fixtures do, when a test asks for them.
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tl_pytest import _settings
+from tl_pytest import _markers, _options, _parametrize, _settings
 
 if TYPE_CHECKING:
     import torch
@@ -24,34 +25,45 @@ _SETTINGS = pytest.StashKey[_settings.Settings]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the group "tl" with its options, and their twins in the configuration file."""
-    group = parser.getgroup("tl", "training-loop checks (tl-pytest)")
-    group.addoption(
-        "--tl-device",
-        dest="tl_device",
-        metavar="DEVICE",
-        default=None,
-        help="Device of the training_runner and torch_device fixtures: cpu, cuda, cuda:1, mps, ..., or auto for the "
-        "accelerator where there is one (default: tl_device of the configuration file, else cpu)",
-    )
-    group.addoption(
-        "--tl-seed",
-        dest="tl_seed",
-        metavar="SEED",
-        default=None,
-        help="Seed of the training_runner and torch_seed fixtures (default: tl_seed of the configuration file, else 0)",
-    )
-    parser.addini("tl_device", "Default of --tl-device", type="string", default=None)
-    parser.addini("tl_seed", "Default of --tl-seed", type="int", default=None)
+    _options.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Validate the settings before anything is collected."""
+    """Validate the settings before anything is collected, and register the markers."""
+    config.addinivalue_line("markers", _markers.TOLERANCE)
     config.stash[_SETTINGS] = _settings.resolve(config)
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """Show the settings that are not the defaults."""
-    return config.stash[_SETTINGS].header()
+def pytest_report_header(config: pytest.Config) -> str:
+    """Show what the fixtures are bound to."""
+    torch = sys.modules.get("torch")
+    version: str | None = getattr(torch, "__version__", None)
+    if version is None:
+        try:
+            version = importlib.metadata.version("torch")
+        except importlib.metadata.PackageNotFoundError:
+            version = None
+    return config.stash[_SETTINGS].header(None if version is None else str(version))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Let tests that use a device run once on each, where there are several; only ``auto`` has to ask torch."""
+    settings = metafunc.config.stash[_SETTINGS]
+    if settings.several_devices and _parametrize.takes_devices(metafunc, _torch_device):
+        metafunc.parametrize(_parametrize.FIXTURE, _device_names(settings), indirect=True)
+
+
+def _device_names(settings: _settings.Settings) -> tuple[str, ...]:
+    if _settings.AUTO not in settings.devices:
+        return settings.devices
+    from tl_pytest._device import available_devices
+
+    return available_devices()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse markers that make no sense, also of tests that do not use the runner."""
+    _markers.tolerances_of(item)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -67,24 +79,55 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture
-def torch_device(request: pytest.FixtureRequest) -> torch.device:
+def _tl_torch(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Torch as --tl-deterministic and --tl-num-threads want it, for tests that use a fixture of tl-pytest."""
+    from tl_pytest._torch_state import torch_settings
+
+    settings = request.config.stash[_SETTINGS]
+    with torch_settings(deterministic=settings.deterministic, num_threads=settings.num_threads):
+        yield
+
+
+def _torch_device(request: pytest.FixtureRequest, _tl_torch: None) -> torch.device:
     """The device that tests train on, a torch.device: --tl-device, else tl_device of the configuration file, else cpu.
 
-    With ``auto`` it is the accelerator where there is one, else the CPU. A device that was asked for by name and is not
-    there is an error, not a skip, so that a run meant for an accelerator cannot pass without one.
+    Where --tl-device names several, a test runs once on each; ``auto`` stands for the CPU, and the accelerator where
+    there is one. A device that was asked for by name and is not there is an error, not a skip, so that a run meant for
+    an accelerator cannot pass without one.
+
+    Example::
+
+        def test_forward(torch_device):
+            model = make_model().to(torch_device)
+            assert model(torch.ones(2, 4, device=torch_device)).shape == (2, 1)
+
+    A test may name devices of its own: ``@pytest.mark.parametrize("torch_device", ["cpu", "cuda"], indirect=True)``.
     """
     from tl_pytest._device import find_device
 
     settings = request.config.stash[_SETTINGS]
-    return find_device(settings.device, settings.device_source)
+    name = getattr(request, "param", None)
+    if name is None:  # one device, or asked for by request.getfixturevalue, which cannot run a test twice
+        return find_device(_device_names(settings)[0], settings.device_source)
+    given = settings.several_devices and name in _device_names(settings)
+    return find_device(name, settings.device_source if given else f"torch_device of {request.node.nodeid}")
+
+
+torch_device = pytest.fixture(name="torch_device")(_torch_device)
 
 
 @pytest.fixture
-def torch_seed(request: pytest.FixtureRequest) -> Iterator[int]:
+def torch_seed(request: pytest.FixtureRequest, _tl_torch: None) -> Iterator[int]:
     """The seed, an int, with which all random number generators are seeded before the test and put back after it.
 
     That is Python's, numpy's, torch's and each accelerator's. The seed is --tl-seed, else tl_seed of the configuration
     file, else 0. Fixtures that a test lists before this one run unseeded.
+
+    Example::
+
+        def test_noise(torch_seed):
+            noise = torch.randn(3)  # the same in each run
+            assert torch.equal(noise, torch.randn(3, generator=torch.Generator().manual_seed(torch_seed)))
     """
     from tl_core import preserve_rng, seed_everything
 
@@ -95,7 +138,7 @@ def torch_seed(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.fixture
-def training_runner(torch_device: torch.device, torch_seed: int) -> TrainingRunner:
+def training_runner(request: pytest.FixtureRequest, torch_device: torch.device, torch_seed: int) -> TrainingRunner:
     """Runs training loops on the test's device with the test's seed: a tl_pytest.TrainingRunner.
 
     Example::
@@ -103,7 +146,13 @@ def training_runner(torch_device: torch.device, torch_seed: int) -> TrainingRunn
         def test_training(training_runner):
             run = training_runner.run(make_setup, make_loader(), train_step, steps=20)
             run.assert_healthy(max_grad_norm=10.0)
+
+        def test_resume(training_runner):
+            training_runner.assert_resume_equivalent(make_setup, make_loader(), train_step, save=save, load=load)
     """
+    from tl_pytest._common import Common
     from tl_pytest._runner import TrainingRunner
 
-    return TrainingRunner(torch_device, torch_seed)
+    settings = request.config.stash[_SETTINGS]
+    common = Common((*_markers.tolerances_of(request.node), *settings.tolerances), settings.allow)
+    return TrainingRunner(torch_device, torch_seed, common)
