@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tl_core import TrainingSetup
 
@@ -94,3 +96,35 @@ def update(setup):
     for optimizer in setup.optimizers.values():
         setup.scaler.step(optimizer)
     setup.scaler.update()
+
+
+def decaying(optimizer):
+    return LambdaLR(optimizer, lambda count: 1.0 / (1.0 + 0.1 * count))
+
+
+def averaging(model):
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+
+def moving(guard, start):
+    """Train in float16, and move schedulers and averages where a guard allows it: from the scale now, and before."""
+
+    def step(setup, batch):
+        before = setup.scaler.get_scale() if setup.step_index else start
+        loss = plain(setup, batch, torch.float16)
+        if guard(setup.scaler.get_scale(), before):
+            for scheduler in setup.schedulers.values():
+                scheduler.step()
+            for average in setup.state.values():
+                average.update_parameters(setup.model)
+        return loss
+
+    return step
+
+
+def always(now, before):
+    return True
+
+
+def applied(now, before):
+    return now >= before

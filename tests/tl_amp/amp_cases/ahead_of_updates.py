@@ -3,55 +3,26 @@
 from __future__ import annotations
 
 import torch
-from amp_loops import case, one, plain
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from amp_loops import always, applied, averaging, case, decaying, moving, one, plain
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 START = 2.0**19
 
 
-def _schedule(optimizer):
-    return LambdaLR(optimizer, lambda count: 1.0 / (1.0 + 0.1 * count))
-
-
-def _average(model):
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-
-
-def _step(move, *, wait):
-    def step(setup, batch):
-        before = setup.scaler.get_scale() if setup.step_index else START
-        loss = plain(setup, batch, torch.float16)
-        if not wait or setup.scaler.get_scale() >= before:
-            move(setup)
-        return loss
-
-    return step
-
-
-def scheduler(setup):
-    setup.scheduler.step()
-
-
-def average(setup):
-    setup.state["average"].update_parameters(setup.model)
-
-
-def _both(*, wait):
+def _both(guard):
+    step = moving(guard, START)
     return {
-        "a scheduler": case(_step(scheduler, wait=wait), one(scale=START, schedule=_schedule, lr=0.01), steps=8),
-        "an average of the weights": case(
-            _step(average, wait=wait), one(scale=START, average=_average, lr=0.01), steps=8
-        ),
+        "a scheduler": case(step, one(scale=START, schedule=decaying, lr=0.01), steps=8),
+        "an average of the weights": case(step, one(scale=START, average=averaging, lr=0.01), steps=8),
     }
 
 
 def buggy():
-    return _both(wait=False)
+    return _both(always)
 
 
 def healthy():
-    return _both(wait=True)
+    return _both(applied)
 
 
 def near_misses():
@@ -61,13 +32,10 @@ def near_misses():
             setup.scheduler.step(loss)
         return loss
 
+    low = 2.0**10
     return {
-        "a plateau, once in four steps": case(
-            plateau, one(scale=START, schedule=lambda o: ReduceLROnPlateau(o), lr=0.01), steps=8
-        ),
-        "nothing is skipped": case(
-            _step(scheduler, wait=False), one(scale=2.0**10, schedule=_schedule, lr=0.01), steps=8
-        ),
+        "a plateau, once in four steps": case(plateau, one(scale=START, schedule=ReduceLROnPlateau, lr=0.01), steps=8),
+        "nothing is skipped": case(moving(always, low), one(scale=low, schedule=decaying, lr=0.01), steps=8),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amp_loops import case, loss_of, penalty_of, two
+from amp_loops import case, loss_of, penalty_of, two, update
 from torch.nn.utils import clip_grad_norm_
 
 
@@ -39,8 +39,7 @@ def near_misses():
         setup.scaler.scale(loss).backward()
         setup.scaler.unscale_(setup.optimizer)
         penalty_of(setup).backward()
-        setup.scaler.step(setup.optimizer)
-        setup.scaler.update()
+        update(setup)
         return loss.detach()
 
     def other_part(setup, batch):
@@ -50,9 +49,7 @@ def near_misses():
         setup.scaler.unscale_(setup.optimizers["body"])
         loss = (setup.model.head(hidden.detach()) - batch[1]).square().mean()
         setup.scaler.scale(loss).backward()
-        for optimizer in setup.optimizers.values():
-            setup.scaler.step(optimizer)
-        setup.scaler.update()
+        update(setup)
         return loss.detach()
 
     return {"a penalty that is not scaled": case(not_scaled), "gradients of another optimizer": case(other_part, two())}

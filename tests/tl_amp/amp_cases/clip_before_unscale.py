@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from amp_loops import case, clip_by_hand, loss_of, one, two
+from amp_loops import case, clip_by_hand, loss_of, one, two, update
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
@@ -117,8 +117,7 @@ def near_misses():
         loss = loss_of(setup, batch)
         setup.scaler.scale(loss).backward()
         clip_grad_norm_(setup.model.parameters(), 0.5 * setup.scaler.get_scale())
-        setup.scaler.step(setup.optimizer)
-        setup.scaler.update()
+        update(setup)
         return loss.detach()
 
     def by_a_count(parameters):
@@ -136,8 +135,7 @@ def near_misses():
         setup.optimizer.zero_grad()
         loss = loss_of(setup, batch)
         setup.scaler.scale(loss / loss.detach()).backward()
-        setup.scaler.step(setup.optimizer)
-        setup.scaler.update()
+        update(setup)
         return loss.detach()
 
     return {
@@ -149,53 +147,44 @@ def near_misses():
     }
 
 
+# The three calls that clip the norm have the same effect.
+NORM = """\
+Mixed precision training: failed, 1 finding
+
+[clip-before-unscale] {function}() at clip_before_unscale.py:{line} ran before unscale_ in 4 calls (steps 0-3), on \
+gradients that are still 256 times too large: a norm of up to 1.81e+03 against a bound of 1, reached in 4 of them
+  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
+scale, 0.00391
+  fix: call scaler.unscale_(optimizer) before {function}() at clip_before_unscale.py:{line}, once an update
+
+Telemetry:
+  step  loss   grad norm         update     lr    opt steps  scale
+  0     1.472  2.288 → 0.003906  0.0001953  0.05  1          256
+  1     3.916  4.224 → 0.003906  0.0001953  0.05  1          256
+  2     6.596  7.057 → 0.003906  0.0001953  0.05  1          256
+  3     2.652  2.792 → 0.003906  0.0001953  0.05  1          256"""
+
+BY_HAND = """\
+Mixed precision training: failed, 1 finding
+
+[clip-before-unscale] before unscale_, the total norm of the gradients of 'optimizer' was brought to 1 in 4 of 4 \
+updates (steps 0-3), from 586 to 1.81e+03: they are clipped or normalised by hand while they are still 256 times \
+too large
+  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
+scale, 0.00391
+  fix: call scaler.unscale_(optimizer) before the gradients are clipped, once an update
+
+Telemetry:
+  step  loss   grad norm  update     lr    opt steps  scale
+  0     1.472  0.003906   0.0001953  0.05  1          256
+  1     3.916  0.003906   0.0001953  0.05  1          256
+  2     6.596  0.003906   0.0001953  0.05  1          256
+  3     2.652  0.003906   0.0001953  0.05  1          256"""
+
 MESSAGES = {
-    "clip_grad_norm_ by attribute": """\
-Mixed precision training: failed, 1 finding
-
-[clip-before-unscale] clip_grad_norm_() at clip_before_unscale.py:28 ran before unscale_ in 4 calls (steps 0-3), on \
-gradients that are still 256 times too large: a norm of up to 1.81e+03 against a bound of 1, reached in 4 of them
-  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
-scale, 0.00391
-  fix: call scaler.unscale_(optimizer) before clip_grad_norm_() at clip_before_unscale.py:28, once an update
-
-Telemetry:
-  step  loss   grad norm         update     lr    opt steps  scale
-  0     1.472  2.288 → 0.003906  0.0001953  0.05  1          256
-  1     3.916  4.224 → 0.003906  0.0001953  0.05  1          256
-  2     6.596  7.057 → 0.003906  0.0001953  0.05  1          256
-  3     2.652  2.792 → 0.003906  0.0001953  0.05  1          256""",
-    "clip_grad_norm_ by name": """\
-Mixed precision training: failed, 1 finding
-
-[clip-before-unscale] clip_grad_norm_() at clip_before_unscale.py:32 ran before unscale_ in 4 calls (steps 0-3), on \
-gradients that are still 256 times too large: a norm of up to 1.81e+03 against a bound of 1, reached in 4 of them
-  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
-scale, 0.00391
-  fix: call scaler.unscale_(optimizer) before clip_grad_norm_() at clip_before_unscale.py:32, once an update
-
-Telemetry:
-  step  loss   grad norm         update     lr    opt steps  scale
-  0     1.472  2.288 → 0.003906  0.0001953  0.05  1          256
-  1     3.916  4.224 → 0.003906  0.0001953  0.05  1          256
-  2     6.596  7.057 → 0.003906  0.0001953  0.05  1          256
-  3     2.652  2.792 → 0.003906  0.0001953  0.05  1          256""",
-    "new functions": """\
-Mixed precision training: failed, 1 finding
-
-[clip-before-unscale] clip_grads_with_norm_() at clip_before_unscale.py:36 ran before unscale_ in 4 calls (steps \
-0-3), on gradients that are still 256 times too large: a norm of up to 1.81e+03 against a bound of 1, reached in 4 \
-of them
-  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
-scale, 0.00391
-  fix: call scaler.unscale_(optimizer) before clip_grads_with_norm_() at clip_before_unscale.py:36, once an update
-
-Telemetry:
-  step  loss   grad norm         update     lr    opt steps  scale
-  0     1.472  2.288 → 0.003906  0.0001953  0.05  1          256
-  1     3.916  4.224 → 0.003906  0.0001953  0.05  1          256
-  2     6.596  7.057 → 0.003906  0.0001953  0.05  1          256
-  3     2.652  2.792 → 0.003906  0.0001953  0.05  1          256""",
+    "clip_grad_norm_ by attribute": NORM.format(function="clip_grad_norm_", line=28),
+    "clip_grad_norm_ by name": NORM.format(function="clip_grad_norm_", line=32),
+    "new functions": NORM.format(function="clip_grads_with_norm_", line=36),
     "clip_grad_value_": """\
 Mixed precision training: failed, 1 finding
 
@@ -212,38 +201,8 @@ Telemetry:
   1     3.912  4.219 → 0.01758  0.0008789  0.05  1          256
   2     6.59   7.047 → 0.01758  0.0008789  0.05  1          256
   3     2.65   2.793 → 0.01745  0.0008724  0.05  1          256""",
-    "by hand": """\
-Mixed precision training: failed, 1 finding
-
-[clip-before-unscale] before unscale_, the total norm of the gradients of 'optimizer' was brought to 1 in 4 of 4 \
-updates (steps 0-3), from 586 to 1.81e+03: they are clipped or normalised by hand while they are still 256 times \
-too large
-  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
-scale, 0.00391
-  fix: call scaler.unscale_(optimizer) before the gradients are clipped, once an update
-
-Telemetry:
-  step  loss   grad norm  update     lr    opt steps  scale
-  0     1.472  0.003906   0.0001953  0.05  1          256
-  1     3.916  0.003906   0.0001953  0.05  1          256
-  2     6.596  0.003906   0.0001953  0.05  1          256
-  3     2.652  0.003906   0.0001953  0.05  1          256""",
-    "by hand, with numbers": """\
-Mixed precision training: failed, 1 finding
-
-[clip-before-unscale] before unscale_, the total norm of the gradients of 'optimizer' was brought to 1 in 4 of 4 \
-updates (steps 0-3), from 586 to 1.81e+03: they are clipped or normalised by hand while they are still 256 times \
-too large
-  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
-scale, 0.00391
-  fix: call scaler.unscale_(optimizer) before the gradients are clipped, once an update
-
-Telemetry:
-  step  loss   grad norm  update     lr    opt steps  scale
-  0     1.472  0.003906   0.0001953  0.05  1          256
-  1     3.916  0.003906   0.0001953  0.05  1          256
-  2     6.596  0.003906   0.0001953  0.05  1          256
-  3     2.652  0.003906   0.0001953  0.05  1          256""",
+    "by hand": BY_HAND,
+    "by hand, with numbers": BY_HAND,
     "each by hand": """\
 Mixed precision training: failed, 1 finding
 

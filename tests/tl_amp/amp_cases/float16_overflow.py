@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from amp_loops import Net, case, one, plain, scaler_of
+from amp_loops import Net, case, one, plain, scaler_of, update
 from torch import nn
 
 from tl_core import TrainingSetup
@@ -19,8 +19,7 @@ def _loss(*, low):
         outputs = outputs if low else outputs.float()
         loss = (outputs - 400.0 * batch[1].to(outputs.dtype)).pow(2).sum() / 1e6
         setup.scaler.scale(loss).backward()
-        setup.scaler.step(setup.optimizer)
-        setup.scaler.update()
+        update(setup)
         return loss.detach()
 
     return step
@@ -116,8 +115,7 @@ def near_misses():
             outputs = setup.model.head(torch.tanh(scores.softmax(dim=-1) @ hidden))
         loss = (outputs.float() - batch[1]).square().mean()
         setup.scaler.scale(loss).backward()
-        setup.scaler.step(setup.optimizer)
-        setup.scaler.update()
+        update(setup)
         return loss.detach()
 
     def make_too_high():
@@ -159,13 +157,13 @@ Mixed precision training: failed, 1 finding
 
 [float16-overflow] the loss was not finite in steps 0-3 (loss nan); gradients that were not finite were applied in \
 steps 0-3, first those of all 2 parameters; all 2 parameters held NaN or Inf at the end of the run
-  cause: a value at float16_overflow.py:35 was converted to float16 and overflowed in step 0: the result is beyond \
+  cause: a value at float16_overflow.py:34 was converted to float16 and overflowed in step 0: the result is beyond \
 65504, the largest float16 number
   fix: compute this part in float32 (torch.autocast(..., enabled=False), and .float() on its inputs), or use \
 bfloat16
 
 Notes:
-[float16-without-scaler] the forward passes ran under float16 autocast, and backward() at float16_overflow.py:37 on \
+[float16-without-scaler] the forward passes ran under float16 autocast, and backward() at float16_overflow.py:36 on \
 losses that no GradScaler scales
   cause: gradients below 6e-8, the smallest float16 number, become 0 on their way through float16 operations
   fix: scale the losses with torch.amp.GradScaler, or use bfloat16; nothing, if the gradients are large enough
@@ -181,7 +179,7 @@ Mixed precision training: failed, 1 finding
 
 [float16-overflow] Inf came up in the forward pass of step 0, although the loss is 1.433: what it was used in hid \
 it (as a division by Inf, a tanh or a clamp do)
-  cause: mm at float16_overflow.py:60 overflowed in float16: the result is beyond 65504, the largest float16 number
+  cause: mm at float16_overflow.py:59 overflowed in float16: the result is beyond 65504, the largest float16 number
   fix: compute this part in float32 (torch.autocast(..., enabled=False), and .float() on its inputs), or use \
 bfloat16
 
@@ -196,7 +194,7 @@ Mixed precision training: failed, 1 finding
 
 [float16-overflow] Inf came up in the forward pass of step 0, although the loss is 1.83: what it was used in hid it \
 (as a division by Inf, a tanh or a clamp do)
-  cause: addmm at amp_loops.py:24 in module 'body' overflowed in float16: the result is beyond 65504, the largest \
+  cause: addmm at amp_loops.py:26 in module 'body' overflowed in float16: the result is beyond 65504, the largest \
 float16 number
   fix: compute this part in float32 (torch.autocast(..., enabled=False), and .float() on its inputs), or use \
 bfloat16

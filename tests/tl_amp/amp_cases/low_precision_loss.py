@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from amp_loops import case, one
+from amp_loops import case, one, update
 from torch.nn import functional
 
 
@@ -17,8 +17,7 @@ def _step(dtype, loss_of):
             setup.optimizer.step()
         else:
             setup.scaler.scale(loss).backward()
-            setup.scaler.step(setup.optimizer)
-            setup.scaler.update()
+            update(setup)
         return loss.detach()
 
     return step

@@ -3,70 +3,38 @@
 from __future__ import annotations
 
 import torch
-from amp_loops import case, one, plain
-from torch.optim.lr_scheduler import LambdaLR, StepLR
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from amp_loops import always, applied, averaging, case, decaying, moving, one, plain
+from torch.optim.lr_scheduler import StepLR
 
 START = 2.0**15
 
 
-def _schedule(optimizer):
-    return LambdaLR(optimizer, lambda count: 1.0 / (1.0 + 0.1 * count))
-
-
-def _average(model):
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-
-
-def _step(move, *, wait):
-    def step(setup, batch):
-        before = setup.scaler.get_scale() if setup.step_index else START
-        loss = plain(setup, batch, torch.float16)
-        if not wait or setup.scaler.get_scale() >= before:
-            move(setup)
-        return loss
-
-    return step
-
-
-def _both(*, wait):
-    def scheduler(setup):
-        setup.scheduler.step()
-
-    def average(setup):
-        setup.state["average"].update_parameters(setup.model)
-
+def _both(guard):
+    step = moving(guard, START)
     return {
-        "a scheduler": case(_step(scheduler, wait=wait), one(scale=START, schedule=_schedule, lr=0.01), steps=12),
-        "an average of the weights": case(
-            _step(average, wait=wait), one(scale=START, average=_average, lr=0.01), steps=12
-        ),
+        "a scheduler": case(step, one(scale=START, schedule=decaying, lr=0.01), steps=12),
+        "an average of the weights": case(step, one(scale=START, average=averaging, lr=0.01), steps=12),
     }
 
 
 def buggy():
-    return _both(wait=False)
+    return _both(always)
 
 
 def healthy():
-    return _both(wait=True)
+    return _both(applied)
 
 
 def near_misses():
     def by_the_epoch(setup, batch):
         loss = plain(setup, batch, torch.float16)
-        if setup.step_index % 6 == 0:
+        if setup.step_index % 6 == 2:
             setup.scheduler.step()
-        return loss
-
-    def nothing_skipped(setup, batch):
-        loss = plain(setup, batch)
-        setup.scheduler.step()
         return loss
 
     return {
         "once an epoch": case(by_the_epoch, one(scale=START, schedule=lambda o: StepLR(o, 1), lr=0.01), steps=12),
-        "nothing is skipped": case(nothing_skipped, one(schedule=_schedule), steps=12),
+        "nothing is skipped": case(moving(always, 256.0), one(schedule=decaying, average=averaging), steps=12),
     }
 
 

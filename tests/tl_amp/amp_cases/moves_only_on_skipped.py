@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
-import torch
-from amp_loops import case, one, plain
-from torch.optim.lr_scheduler import LambdaLR, StepLR
+from amp_loops import applied, case, decaying, moving, one
+from torch.optim.lr_scheduler import StepLR
 
-
-def _rate(optimizer):
-    return LambdaLR(optimizer, lambda count: 1.0 / (1.0 + 0.1 * count))
-
-
-def _step(guard):
-    def step(setup, batch):
-        before = setup.scaler.get_scale() if setup.step_index else 2.0**19
-        loss = plain(setup, batch, torch.float16)
-        if guard(setup.scaler.get_scale(), before):
-            setup.scheduler.step()
-        return loss
-
-    return step
-
-
-SETUP = {"scale": 2.0**19, "schedule": _rate, "lr": 0.01}
+START = 2.0**19
+SETUP = {"scale": START, "schedule": decaying, "lr": 0.01}
 
 
 def buggy():
-    return {"a guard that is the wrong way round": case(_step(lambda now, before: now < before), one(**SETUP), steps=8)}
-
-
-def healthy():
     return {
-        "a guard that is the wrong way round": case(_step(lambda now, before: now >= before), one(**SETUP), steps=8)
+        "a guard that is the wrong way round": case(
+            moving(lambda now, before: now < before, START), one(**SETUP), steps=8
+        )
     }
 
 
-def near_misses():
-    def by_the_epoch(setup, batch):
-        loss = plain(setup, batch, torch.float16)
-        if setup.step_index % 4 == 0:
-            setup.scheduler.step()
-        return loss
+def healthy():
+    return {"a guard that is the wrong way round": case(moving(applied, START), one(**SETUP), steps=8)}
 
+
+def near_misses():
+    def seldom(start):
+        calls = iter(range(1000))
+        return moving(lambda now, before: next(calls) % 4 == 0, start)
+
+    epochs = {"schedule": lambda optimizer: StepLR(optimizer, 1), "lr": 0.01}
     return {
-        "once an epoch": case(by_the_epoch, one(scale=2.0**17, schedule=lambda o: StepLR(o, 1), lr=0.01), steps=8),
-        "only at the end of the warm-up of the scale": case(
-            _step(lambda now, before: False), one(scale=2.0**19, lr=0.01, schedule=_rate), steps=8
-        ),
+        "once an epoch": case(seldom(2.0**17), one(scale=2.0**17, **epochs), steps=8),
+        "never yet": case(moving(lambda now, before: False, START), one(**SETUP), steps=8),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from amp_loops import case, loss_of, one
+from amp_loops import case, loss_of, one, update
 
 
 def _scaled(*, safe):
@@ -15,8 +15,7 @@ def _scaled(*, safe):
         inside = abs(2.0 - setup.step_index) + 0.0 * loss
         loss = loss + torch.log(inside.clamp(min=1e-3) if safe else inside)
         setup.scaler.scale(loss).backward()
-        setup.scaler.step(setup.optimizer)
-        setup.scaler.update()
+        update(setup)
         return loss.detach()
 
     return step
@@ -58,8 +57,7 @@ def near_misses():
         if not torch.isfinite(loss):
             return loss.detach()
         setup.scaler.scale(loss).backward()
-        setup.scaler.step(setup.optimizer)
-        setup.scaler.update()
+        update(setup)
         return loss.detach()
 
     def skipped(setup, batch):
@@ -68,8 +66,7 @@ def near_misses():
         setup.scaler.scale(loss).backward()
         if setup.step_index == 1:
             setup.model.head.weight.grad[0, 0] = float("inf")
-        setup.scaler.step(setup.optimizer)
-        setup.scaler.update()
+        update(setup)
         return loss.detach()
 
     return {
@@ -99,8 +96,8 @@ Mixed precision training: failed, 1 finding
 
 [non-finite] the loss was not finite in steps 2-3 (loss nan); gradients that were not finite were applied in steps \
 1-3, first those of head.weight; all 4 parameters held NaN or Inf at the end of the run
-  cause: SqrtBackward0 (the backward of non_finite.py:32) turned finite values into Inf in step 1, before anything \
-else did: its slope is infinite at 0; PowBackward0 (the backward of non_finite.py:32) then made NaN of infinities
+  cause: SqrtBackward0 (the backward of non_finite.py:31) turned finite values into Inf in step 1, before anything \
+else did: its slope is infinite at 0; PowBackward0 (the backward of non_finite.py:31) then made NaN of infinities
   fix: add an epsilon inside (`(x + 1e-8).sqrt()`)
 
 Telemetry:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from amp_loops import case, loss_of, one, plain, scaler_of
+from amp_loops import case, loss_of, one, plain, scaler_of, update
 
 from tl_core import TrainingSetup
 
@@ -61,8 +61,7 @@ def _offloaded(*, whole):
         if scaled is None:
             scaled = setup.scaler.scale(loss)
         scaled.backward()
-        setup.scaler.step(setup.optimizer)
-        setup.scaler.update()
+        update(setup)
         return loss.detach()
 
     return step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from amp_loops import Net, case, loss_of, one, scaler_of, two
+from amp_loops import Net, case, loss_of, one, scaler_of, two, update
 
 from tl_core import TrainingSetup
 
@@ -83,20 +83,18 @@ def _both():
 
 
 def near_misses():
-    def of_its_own(setup, batch):
+    def left_out(setup, batch):
         if setup.step_index == 2:
             return loss_of(setup, batch).detach()
         setup.model.zero_grad()
         loss = loss_of(setup, batch)
         setup.scaler.scale(loss).backward()
-        for optimizer in setup.optimizers.values():
-            setup.scaler.step(optimizer)
-        setup.scaler.update()
+        update(setup)
         return loss.detach()
 
     return {
-        "a step without an update": case(of_its_own),
-        "one of two parts, in turns": case(of_its_own, two()),
+        "a step without an update": case(left_out),
+        "likewise, of two optimizers": case(left_out, two()),
     }
 
 

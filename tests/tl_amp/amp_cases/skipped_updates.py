@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from amp_loops import Net, case, loss_of, one, plain, scaler_of
+from amp_loops import Net, case, loss_of, one, plain, scaler_of, update
 
 from tl_core import TrainingSetup
 
@@ -30,8 +30,7 @@ def _some(*, bad):
         setup.scaler.scale(loss).backward()
         if bad and setup.step_index % 2:
             setup.model.head.weight.grad[0, 0] = float("inf")
-        setup.scaler.step(setup.optimizer)
-        setup.scaler.update()
+        update(setup)
         return loss.detach()
 
     return step
@@ -44,8 +43,7 @@ def _slope(*, safe):
         setup.optimizer.zero_grad()
         loss = loss_of(setup, batch) + (0.0 * setup.model.head.weight.sum() + (1e-6 if safe else 0.0)).sqrt()
         setup.scaler.scale(loss).backward()
-        setup.scaler.step(setup.optimizer)
-        setup.scaler.update()
+        update(setup)
         return loss.detach()
 
     return step
@@ -76,8 +74,7 @@ def near_misses():
         loss = loss_of(setup, batch)
         setup.scaler.scale(loss / 4).backward()
         if setup.step_index % 4 == 3:
-            setup.scaler.step(setup.optimizer)
-            setup.scaler.update()
+            update(setup)
             setup.optimizer.zero_grad()
         return loss.detach()
 
@@ -107,7 +104,7 @@ Mixed precision training: failed, 1 finding
 [skipped-updates] the GradScaler skipped 5 of 12 updates of 'optimizer' for NaN or Inf in the gradients of head.* \
 (2 tensors) (steps 1-2, 6-8; 42 %, at most 25 % are allowed); its scale went 32768 -> 65536 -> 32768 -> 16384 -> \
 ... -> 65536 -> 131072
-  cause: AddmmBackward0 (the backward of amp_loops.py:24) turned finite values into Inf in step 8: scaled gradients \
+  cause: AddmmBackward0 (the backward of amp_loops.py:26) turned finite values into Inf in step 8: scaled gradients \
 overflow float16 there, again each time the scale has grown
   fix: let the scale grow less often (growth_interval, 2000 by default), compute this part in float32, or use \
 bfloat16
@@ -131,7 +128,7 @@ Mixed precision training: failed, 1 finding
 
 [skipped-updates] the GradScaler skipped all 6 updates of 'optimizer' (steps 0-5; 100 %, at most 25 % are allowed); \
 its scale went 1.15e+18 -> 5.76e+17 -> 2.88e+17 -> 1.44e+17 -> 7.21e+16 -> 3.6e+16 -> 1.8e+16
-  cause: ToCopyBackward0 (the backward of amp_loops.py:62) turned finite values into Inf in step 5: scaled \
+  cause: ToCopyBackward0 (the backward of amp_loops.py:64) turned finite values into Inf in step 5: scaled \
 gradients overflow float16 there, and the scale is still too high
   fix: start from a lower scale (init_scale), or run more steps, until it fits
 
@@ -148,8 +145,8 @@ Mixed precision training: failed, 1 finding
 
 [skipped-updates] the GradScaler skipped all 4 updates of 'optimizer' for NaN or Inf in the gradients of \
 head.weight (steps 0-3; 100 %, at most 25 % are allowed); its scale went 256 -> 128 -> 64 -> 32 -> 16
-  cause: SqrtBackward0 (the backward of skipped_updates.py:45) turned finite values into Inf in step 3, before \
-anything else did: its slope is infinite at 0; MulBackward0 (the backward of skipped_updates.py:45) then made NaN \
+  cause: SqrtBackward0 (the backward of skipped_updates.py:44) turned finite values into Inf in step 3, before \
+anything else did: its slope is infinite at 0; MulBackward0 (the backward of skipped_updates.py:44) then made NaN \
 of infinities
   fix: add an epsilon inside (`(x + 1e-8).sqrt()`)
 
