@@ -67,6 +67,35 @@ def _offloaded(*, whole):
     return step
 
 
+class OwnScale:
+    """A scale that halves where gradients overflow, and doubles after two updates."""
+
+    def __init__(self):
+        self.value, self.count = 1024.0, 0
+
+
+def with_own_scale(setup, batch):
+    own = setup.own
+    setup.optimizer.zero_grad()
+    loss = loss_of(setup, batch, torch.float16)
+    (loss * own.value).backward()
+    for parameter in setup.model.parameters():
+        parameter.grad.div_(own.value)
+    if all(parameter.grad.isfinite().all() for parameter in setup.model.parameters()):
+        setup.optimizer.step()
+        own.count += 1
+        own.value *= 2.0 if own.count % 2 == 0 else 1.0
+    else:
+        own.value /= 2.0
+    return loss.detach()
+
+
+def make_own():
+    setup = one(scale=None)()
+    setup.own = OwnScale()
+    return setup
+
+
 class FixedScaler:
     """A scaler of somebody's own, which does nothing."""
 
@@ -102,6 +131,7 @@ def buggy():
         "nothing of mixed precision": case(float32, one(scale=None)),
         "losses that cannot be read": case(_offloaded(whole=True)),
         "two updates, both skipped": _too_few(2),
+        "a scale of the loop's own": case(with_own_scale, make_own),
     } | ({} if torch.cuda.is_available() else {"a scaler for a device that is not there": case(plain, _with(for_cuda))})
 
 
@@ -114,6 +144,7 @@ def healthy():
         "nothing of mixed precision": case(bfloat16, one(scale=None)),
         "losses that cannot be read": case(_offloaded(whole=False)),
         "two updates, both skipped": _too_few(8),
+        "a scale of the loop's own": case(lambda setup, batch: plain(setup, batch, torch.float16)),
     }
 
 
@@ -176,6 +207,13 @@ Notes:
 [not-judged] all 2 updates of 'optimizer' in this run were skipped by the GradScaler: whether its scale is only on \
 its way down could not be judged
   fix: run more steps""",
+    "a scale of the loop's own": """\
+Mixed precision training: passed, 1 note
+
+Notes:
+[not-judged] the losses that backward() at not_judged.py:81 ran on are multiplied by 1024 to 2048, by no \
+GradScaler: how the loop adapts this scale, and which updates it skips, could not be judged
+  fix: use torch.amp.GradScaler, which does both""",
     "a scaler for a device that is not there": """\
 Mixed precision training: passed, 1 note
 

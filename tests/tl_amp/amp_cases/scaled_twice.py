@@ -32,7 +32,18 @@ def healthy():
 
 
 def near_misses():
+    def by_a_count(setup, batch):
+        """Multiply the loss by a count that equals the scale, and divide the gradients by it."""
+        setup.optimizer.zero_grad()
+        loss = loss_of(setup, batch)
+        setup.scaler.scale(loss * 256.0).backward()
+        for parameter in setup.model.parameters():
+            parameter.grad.div_(256.0)
+        update(setup)
+        return loss.detach()
+
     return {
+        "a count that equals the scale, divided by again": case(by_a_count),
         "another number": case(_step(lambda scaler, loss: scaler.scale(loss * 100.0))),
         "half of it twice": case(_step(lambda scaler, loss: scaler.scale(loss) / 2 + scaler.scale(loss) / 2)),
     }

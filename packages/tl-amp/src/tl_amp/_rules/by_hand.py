@@ -41,12 +41,10 @@ def scaled_twice(run: Evidence) -> Iterator[Finding]:
         later = next((unscaled for unscaled in found if unscaled.place > passed.place), None)
         if later is None or later.scale < LEAST_SCALE:
             continue
-        for term in passed.event.terms or ():
-            again = [math.isclose(factor, later.scale, rel_tol=1e-5) for factor in factors_of(term)]
-            if term.scaler is not None and any(again):
-                by_number |= isinstance(term.factors[again.index(True)], float)
-                hits.append((passed, later.scale))
-                break
+        again = _factors_again(passed, later.scale)
+        if again and not _divided_before(run, passed, later):
+            by_number |= again[0]
+            hits.append((passed, later.scale))
     if not hits:
         return
     sites = together(passed.event.site for passed, _ in hits)
@@ -64,6 +62,17 @@ def scaled_twice(run: Evidence) -> Iterator[Finding]:
         steps=hit,
         evidence={"passes": len(run.backwards), "twice": len(hits)},
     )
+
+
+def _factors_again(passed: Passed, scale: float) -> list[bool]:
+    """Return, for all that multiplies scaled terms and equals the scale once more, whether it is a plain number."""
+    return [
+        isinstance(factor, float)
+        for term in passed.event.terms or ()
+        if term.scaler is not None
+        for factor, value in zip(term.factors, factors_of(term), strict=True)
+        if math.isclose(value, scale, rel_tol=1e-5)
+    ]
 
 
 class Twice(NamedTuple):
@@ -112,12 +121,8 @@ def _twice(run: Evidence, unscaled: Unscaled, tried: list[Attempt]) -> Twice | N
         and is_scaled(known[numbers[-1]].event, known_scales(run)) == SCALED
     ):
         last = known[numbers[-1]]
-        before = norms_after(last.event)
-        now_there = _before_a_clip(run, last.place, unscaled.place, unscaled.event.graded)
-        if set(unscaled.event.graded) <= set(before):
-            there = total(before[i] for i in unscaled.event.graded)
-            if _is_scale(there, now if now_there is None else now_there, unscaled.scale):
-                return Twice(unscaled, "between backward() and unscale_()")
+        if _divided_before(run, last, unscaled) and not _factors_again(last, unscaled.scale):
+            return Twice(unscaled, "between backward() and unscale_()")
     step = next(
         (
             (place, event)
@@ -137,6 +142,17 @@ def _twice(run: Evidence, unscaled: Unscaled, tried: list[Attempt]) -> Twice | N
     if _is_scale(now / unscaled.scale, applied, unscaled.scale):
         return Twice(unscaled, "between unscale_() and step()")
     return None
+
+
+def _divided_before(run: Evidence, last: Passed, unscaled: Unscaled) -> bool:
+    """Tell whether somebody divided gradients by the scale after a backward pass, and before they were unscaled."""
+    before = norms_after(last.event)
+    graded = unscaled.event.graded
+    if not set(graded) <= set(before):
+        return False
+    at_clip = _before_a_clip(run, last.place, unscaled.place, graded)
+    now = total(norms_at(unscaled)) if at_clip is None else at_clip
+    return _is_scale(total(before[i] for i in graded), now, unscaled.scale)
 
 
 def _before_a_clip(run: Evidence, first: int, last: int, graded: tuple[int, ...]) -> float | None:

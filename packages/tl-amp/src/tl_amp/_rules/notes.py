@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from tl_amp._acts import BY_HAND, factor, fresh, is_scaled, known_scales, own_scalers, passes, unscalings
-from tl_amp._words import at, quoted, scale_of, telling, together
+from tl_amp._rules.in_part import undone_by_hand
+from tl_amp._words import at, quoted, scale_of, scales, telling, together
 from tl_core import Finding
 from tl_telemetry import Evidence, OptimizerStep
 
@@ -38,26 +39,36 @@ def static_scale(run: Evidence) -> Iterator[Finding]:
     found = list(_static_scale(run))
     if not found:
         return
-    scale, site, _step = found[0]
+    values = [scale for scale, _, _ in found]
+    sites = together(site for _, site, _ in found)
     hit = telling(step for _, _, step in found)
+    if len(set(values)) > 1:
+        yield _note(
+            f"the losses that backward() at {sites} ran on are multiplied by {scales(values)}, by no GradScaler: how "
+            "the loop adapts this scale, and which updates it skips, could not be judged",
+            "use torch.amp.GradScaler, which does both",
+        )
+        return
+    divided = {undone.scale for undone in undone_by_hand(run)} == set(values)
+    how = "divided by it again" if divided else "edited by hand"
     yield Finding(
         rule="static-scale",
-        seen=f"the loss that backward() at {site} ran on is multiplied by {scale_of(scale)}, and the gradients were "
-        f"edited by hand before the optimizers stepped (seen in {at(hit)}): a loss scale that does "
-        "not adapt",
+        seen=f"the loss that backward() at {sites} ran on is multiplied by {scale_of(values[0])}, and the gradients "
+        f"were {how} before the optimizers stepped (seen in {at(hit)}): a loss scale that does not adapt",
         cause="a static scale overflows where the gradients grow, and nothing skips such an update",
         fix="use torch.amp.GradScaler, which adapts its scale; nothing, if the scale is known to fit",
         steps=hit[:3],
-        evidence={"scale": scale},
+        evidence={"scale": values[0]},
     )
 
 
 def _static_scale(run: Evidence) -> Iterator[tuple[float, str, int]]:
+    """Yield loss scales that no scaler knows of, with the line and the step of their backward pass."""
     edited = any(
         isinstance(event, OptimizerStep) and any(BY_HAND in portion.source for portion in event.portions)
         for _, event in run.events
     )
-    if own_scalers(run) or not edited:
+    if own_scalers(run) or not (edited or undone_by_hand(run)):
         return
     for passed in passes(run).values():
         values = [factor(term) for term in passed.event.terms or ()]
