@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tl_core import group_names, match_names, parameter_names, step_ranges
+from tl_core import group_names, match_names, module_names, parameter_names, step_ranges
 
 # torch 2.13's own compiler modules use what it deprecates when they are first imported.
 quiet_compile = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -45,14 +45,18 @@ def test_tied_parameters_have_their_first_name():
 )
 def test_wrappers_leave_no_trace_in_names(wrap):
     """What torch.compile and data parallel wrappers put into names is cut out, also nested."""
-    assert list(parameter_names(wrap(nn.Sequential(nn.Linear(2, 3))))) == ["0.weight", "0.bias"]
+    model = nn.Sequential(nn.Linear(2, 3))
+    assert list(parameter_names(wrap(model))) == ["0.weight", "0.bias"]
+    assert module_names(wrap(model)) == {"": model, "0": model[0]}
 
 
 @quiet_compile
 def test_a_compiled_part_leaves_no_trace():
     """A submodule that is compiled alone has its plain names too."""
-    model = nn.ModuleDict({"enc": torch.compile(nn.Linear(2, 3)), "head": nn.Linear(3, 1)})
+    encoder = nn.Linear(2, 3)
+    model = nn.ModuleDict({"enc": torch.compile(encoder), "head": nn.Linear(3, 1)})
     assert list(parameter_names(model)) == ["enc.weight", "enc.bias", "head.weight", "head.bias"]
+    assert module_names(model) == {"": model, "enc": encoder, "head": model["head"]}
 
 
 def test_a_module_that_is_named_module_keeps_its_name():
@@ -61,6 +65,7 @@ def test_a_module_that_is_named_module_keeps_its_name():
     model.module = nn.Linear(2, 3)
     assert list(parameter_names(model)) == ["module.weight", "module.bias"]
     assert list(parameter_names(nn.DataParallel(model))) == ["module.weight", "module.bias"]
+    assert list(module_names(nn.DataParallel(model))) == ["", "module"]
 
 
 NAMES = ["enc.weight", "enc.bias", "head.weight"]

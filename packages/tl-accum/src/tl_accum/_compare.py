@@ -13,6 +13,7 @@ from tl_accum._runs import Frozen, Part, Run, Session, batch_norms, check_fresh
 from tl_accum._tolerance import Bounds
 from tl_accum._updates import updates
 from tl_accum._vectors import dot, largest, minus
+from tl_core import parameter_names
 from tl_telemetry import OptimizerStep, Piece, SkippedStep
 
 # From this share of the gradients on, the loop's own noise leaves nothing to judge.
@@ -76,18 +77,12 @@ class Comparison:
     @property
     def moved_by_hand(self) -> bool:
         """Whether the weights move with full batches although no optimizer of the setup steps."""
-        names = {name for name, _ in self.reference.setup.model.named_parameters()}
+        names = parameter_names(self.reference.setup.model)
         steps = [step for group in self.reference.groups for step in group.steps]
         if any(step.has(OptimizerStep) or step.has(SkippedStep) for step in steps):
             return False
         changes = (change for step in steps for change in step.changed if change.piece == Piece("weights"))
         return any(".".join(map(str, change.path)) in names for change in changes)
-
-    @property
-    def moved_in_forward(self) -> list[str]:
-        """Buffers that move in forward passes, whether an update follows or not."""
-        names = (name for name, _ in self.run.setup.model.named_buffers())
-        return [name for name in names if name in self.run.moved_in_forward]
 
 
 def compare(session: Session, bounds: Bounds) -> Comparison:
@@ -106,7 +101,7 @@ def compare(session: Session, bounds: Bounds) -> Comparison:
 def compare_frozen(found: Comparison) -> Comparison | None:
     """Run both again with fixed statistics where the model has some that differ by nature; None where it has none."""
     model = found.reference.setup.model
-    owners = tuple(dict.fromkeys(name.rpartition(".")[0] for name in found.moved_in_forward))
+    owners = tuple(dict.fromkeys(name.rpartition(".")[0] for name in found.run.moved_in_forward))
     frozen = Frozen(found.reference.met.batch_norm or found.run.met.batch_norm, owners)
     if not (frozen.batch_norm or frozen.modules):
         return None

@@ -12,6 +12,7 @@ from tl_accum._runs import GroupRun, Run
 from tl_accum._tolerance import Bounds
 from tl_accum._updates import Update, updates
 from tl_accum._vectors import Vector, dot, largest
+from tl_core import parameter_names
 from tl_telemetry import Piece, SchedulerStep, StateCapture, StateDifference, compare_captures
 
 # How much further a weight may move than its gradient's error explains: the optimizer's own rounding.
@@ -189,7 +190,7 @@ def _moved(
     """
     pairs = [(one.groups[number].start, one.groups[number].end) for one in (reference, run)]
     held = [[tensors_of(capture, Piece("weights")) for capture in pair] for pair in pairs]
-    parameters = {name for name, _ in run.setup.model.named_parameters()}
+    parameters = parameter_names(run.setup.model)
     errors: dict[str, float] = {}
     gradients: dict[str, Tensor] = {}
     for update in made:

@@ -9,11 +9,13 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from tl_core import module_names
+
 
 @contextmanager
-def watching_buffers(model: nn.Module) -> Iterator[set[str]]:
+def watching_buffers(model: nn.Module) -> Iterator[list[str]]:
     """Collect the names of a model's buffers that forward passes of it, or of a part of it, change or replace."""
-    moved: set[str] = set()
+    moved: list[str] = []
     parts = {id(part) for part in model.modules()}
     running: list[tuple[nn.Module, dict[str, tuple[int, int]]]] = []
 
@@ -25,7 +27,7 @@ def watching_buffers(model: nn.Module) -> Iterator[set[str]]:
         if running and running[0][0] is module:
             _, earlier = running.pop()
             now = _versions(model)
-            moved.update(name for name in now if now[name] != earlier.get(name))
+            moved.extend(name for name in now if now[name] != earlier.get(name) and name not in moved)
 
     handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
     try:
@@ -37,5 +39,7 @@ def watching_buffers(model: nn.Module) -> Iterator[set[str]]:
 
 def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
     return {
-        name: (id(buffer), -1 if buffer.is_inference() else buffer._version) for name, buffer in model.named_buffers()
+        f"{place}.{name}" if place else name: (id(buffer), -1 if buffer.is_inference() else buffer._version)
+        for place, module in module_names(model).items()
+        for name, buffer in module.named_buffers(recurse=False)
     }

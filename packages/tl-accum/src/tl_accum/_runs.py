@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -16,7 +15,7 @@ from tl_accum._generators import disturb
 from tl_accum._kept import Kept
 from tl_accum._plan import Group, Plan, Step
 from tl_accum._switch import Met, Switch, switched
-from tl_core import TrainingSetup, build_setup, noted, preserve_rng, seed_everything
+from tl_core import TrainingSetup, build_setup, module_names, noted, preserve_rng, seed_everything
 from tl_telemetry import (
     GradientAct,
     GradientLog,
@@ -95,7 +94,7 @@ class Run:
     training: TrainingRun
     outside: Outside
     kept: Kept
-    moved_in_forward: set[str]
+    moved_in_forward: list[str]
     met: Met = field(default_factory=Met)
     groups: list[GroupRun] = field(default_factory=list)
 
@@ -257,7 +256,7 @@ class Session:
                 outside = Outside([step, *setup_functions(setup)], keep=self._kept.keep)
                 moved = stack.enter_context(watching_buffers(setup.model))
                 run = Run(setup, training, outside, self._kept, moved)
-                modules = dict(setup.model.named_modules())
+                modules = module_names(setup.model)
                 held = tuple(modules[name] for name in frozen.modules if name in modules)
                 with (
                     switched(run.met, no_dropout=plan.disable_dropout, frozen=held, fixed=frozen.batch_norm) as switch,
@@ -367,16 +366,6 @@ def batch_norms(model: nn.Module, names: Iterable[str]) -> list[str]:
     known = set(names)
     return [
         name
-        for name, module in model.named_modules()
+        for name, module in module_names(model).items()
         if isinstance(module, kinds) and (name in known or (module.training and module.running_mean is None))
     ]
-
-
-def update_pieces(capture: StateCapture, kind: str) -> list[Piece]:
-    """Return the pieces of one kind."""
-    return [piece for piece in capture.pieces if piece.kind == kind]
-
-
-def is_low(dtype: torch.dtype) -> bool:
-    """Tell whether results of a dtype are coarser than single precision."""
-    return dtype in (torch.float16, torch.bfloat16)

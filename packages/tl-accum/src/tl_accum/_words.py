@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tl_accum._plan import Group, Plan
 from tl_accum._runs import Run
-from tl_core import group_names
+from tl_core import group_names, parameter_names
 
 
 def number(value: float) -> str:
@@ -40,7 +40,7 @@ def ordinal(count: int) -> str:
 def shown(names: Iterable[str], run: Run) -> str:
     """Return parameters in a few words, grouped by module: ``encoder.* (12 tensors), head.weight``."""
     chosen = list(dict.fromkeys(names))
-    every = [name for name, _ in run.setup.model.named_parameters()]
+    every = list(parameter_names(run.setup.model))
     if len(chosen) > 1 and set(chosen) == set(every):
         return f"all {len(chosen)} parameters"
     return group_names(chosen, every)

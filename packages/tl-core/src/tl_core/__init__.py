@@ -6,7 +6,7 @@ from tl_core._device import move_to_device
 from tl_core._errors import noted
 from tl_core._findings import CheckFailed, Finding, NotJudged, Report
 from tl_core._losses import split_losses
-from tl_core._names import group_names, match_names, parameter_names, step_ranges
+from tl_core._names import group_names, match_names, module_names, parameter_names, step_ranges
 from tl_core._rng import preserve_rng, seed_everything
 from tl_core._rule_ids import check_rule_ids
 from tl_core._setup import TrainingSetup
@@ -28,6 +28,7 @@ __all__ = [
     "choose_step",
     "group_names",
     "match_names",
+    "module_names",
     "move_to_device",
     "noted",
     "parameter_names",

@@ -35,10 +35,18 @@ def parameter_names(model: nn.Module, *, remove_duplicate: bool = True) -> dict[
     return named
 
 
-def clean_names(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """List the modules of a model under the names that ``parameter_names`` puts before their parameters'."""
+def module_names(model: nn.Module) -> dict[str, nn.Module]:
+    """Name the modules of a model as ``parameter_names`` names what they hold; of a wrapper, only what it wraps.
+
+    Args:
+        model: The model, wrapped or not; its own name is ``""``.
+
+    Returns:
+        The modules by name, in the model's order.
+    """
     prefix = _parallel_prefix(model)
-    return [(_clean_name(raw, prefix), module) for raw, module in model.named_modules()]
+    # what is wrapped comes after its wrapper, under the same name
+    return {_clean_name(raw, prefix): module for raw, module in model.named_modules()}
 
 
 def _clean_name(raw: str, parallel_prefix: int) -> str:

@@ -7,7 +7,7 @@ from itertools import islice
 
 from torch import Tensor, nn
 
-from tl_core._names import clean_names, parameter_names
+from tl_core._names import module_names, parameter_names
 
 # Where torch registers things; what lies there is no plain attribute.
 _REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
@@ -30,7 +30,7 @@ def unregistered_tensors(model: nn.Module) -> dict[str, Tensor]:
     """
     seen = set(map(id, parameter_names(model).values()))
     found: dict[str, Tensor] = {}
-    for prefix, module in clean_names(model):
+    for prefix, module in module_names(model).items():
         for attribute, value in vars(module).items():
             if attribute in _REGISTRIES:
                 continue

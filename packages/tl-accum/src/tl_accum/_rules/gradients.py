@@ -25,7 +25,7 @@ from tl_accum._rules.terms import constant_term, coupled, mean_of_means, unequal
 from tl_accum._runs import MicroStep
 from tl_accum._vectors import norm, ratio
 from tl_accum._words import cycle, listed, number, often, optimizers, places
-from tl_core import Finding
+from tl_core import Finding, parameter_names
 from tl_telemetry import Backward, OptimizerStep
 
 Cause = Callable[[Context], "Finding | None"]
@@ -229,12 +229,11 @@ def _stepped_before(context: Context, step: MicroStep, ordinal: int) -> list[str
 
 
 def _hooks(context: Context) -> str:
-    model = context.comparison.run.setup.model
-    held = dict(model.named_parameters())
+    held = parameter_names(context.comparison.run.setup.model)
     hooked = [name for name in context.names if name in held and held[name]._backward_hooks]
     if not hooked:
         return ""
     return (
         f"{context.shown(hooked)} {'has a gradient hook' if len(hooked) == 1 else 'have gradient hooks'} "
-        "(register_hook), which change each micro-batch's gradient by itself"
+        f"(register_hook), which change{'s' if len(hooked) == 1 else ''} each micro-batch's gradient by itself"
     )

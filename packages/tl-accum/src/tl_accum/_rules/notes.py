@@ -9,7 +9,7 @@ from tl_accum._rules.timing import all_steps
 from tl_accum._updates import changes, updates
 from tl_accum._vectors import is_finite, largest, norm, ratio
 from tl_accum._words import cycle, number, places, several, times
-from tl_core import Finding
+from tl_core import Finding, parameter_names
 from tl_telemetry import Clip
 
 
@@ -55,8 +55,8 @@ def _clip_without_effect(comparison: Comparison) -> Iterator[Finding]:
 
 def _edit_without_effect(comparison: Comparison) -> Iterator[Finding]:
     run = comparison.run
+    names = parameter_names(run.setup.model)
     for group, made in zip(comparison.plan.groups, run.groups, strict=True):
-        names = [name for name, _ in run.setup.model.named_parameters()]
         found = [change for change in changes(run, made, names, len(made.steps) - 1) if change.what == "edit"]
         found = [change for change in found if norm(change.after)]  # cleared on purpose, where the gradients agree
         if found:
@@ -120,7 +120,7 @@ def _carried_over(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _per_forward(comparison: Comparison) -> Iterator[Finding]:
-    if comparison.agrees and (names := comparison.moved_in_forward):
+    if comparison.agrees and (names := comparison.run.moved_in_forward):
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         yield Finding(
             "buffers-per-forward",

@@ -13,7 +13,7 @@ from tl_accum._rules.entries import entry
 from tl_accum._updates import updates
 from tl_accum._vectors import largest
 from tl_accum._words import cycle, number, often, places, shown
-from tl_core import Finding
+from tl_core import Finding, parameter_names
 from tl_telemetry import Piece, StateDifference
 
 
@@ -70,9 +70,9 @@ def _schedulers(comparison: Comparison) -> Iterator[Finding]:
 def moved_between(comparison: Comparison) -> Iterator[Finding]:
     """See weights, and buffers that no forward pass moves, that move in micro-batches without an update."""
     run, plan = comparison.run, comparison.plan
-    own = {name for name, _ in run.setup.model.named_parameters()}
+    own = set(parameter_names(run.setup.model))
     for gap, group, made in zip(comparison.gaps, plan.groups, run.groups, strict=True):
-        own_here = own | (set(gap.buffers) - run.moved_in_forward)
+        own_here = own | set(gap.buffers).difference(run.moved_in_forward)
         updating = {update.place for found in updates(run, made).values() for update in found}
         hit: dict[int, set[str]] = {}
         for place, step in enumerate(made.steps):

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tl_core import TrainingSetup
+from tl_core import TrainingSetup, module_names
 from tl_telemetry._capture._generators import put_back_generator
 from tl_telemetry._capture._iterators import copy_iterator
 from tl_telemetry._capture._kinds import is_looked_into, is_plain, names_itself
-from tl_telemetry._capture._modules import module_attributes, module_parts, module_tensors
+from tl_telemetry._capture._modules import module_attributes, module_tensors
 from tl_telemetry._capture._nodes import (
     Alias,
     Array,
@@ -213,7 +213,7 @@ class Build:
     def modes(self, module: nn.Module, node: Node) -> None:
         """Put each module into training or eval mode."""
         assert isinstance(node, Container)
-        for name, part in module_parts(module).items():
+        for name, part in module_names(module).items():
             mode = node.items.get(name)
             if isinstance(mode, Plain):
                 part.training = mode.value
@@ -221,7 +221,7 @@ class Build:
     def module_attributes(self, module: nn.Module, node: Node) -> None:
         """Put the plain attributes of modules back, and delete those that came later."""
         assert isinstance(node, Container)
-        for name, part in module_parts(module).items():
+        for name, part in module_names(module).items():
             held = node.items.get(name)
             items = held.items if isinstance(held, Container) else {}
             live = module_attributes(part)

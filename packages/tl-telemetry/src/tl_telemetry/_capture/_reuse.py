@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tl_core import TrainingSetup
+from tl_core import TrainingSetup, module_names
 from tl_telemetry._capture._generators import fits_generator
 from tl_telemetry._capture._kinds import is_array
-from tl_telemetry._capture._modules import module_parts, module_tensors
+from tl_telemetry._capture._modules import module_tensors
 from tl_telemetry._capture._nodes import Array, Container, Generator, Node, Opaque, Stateful, TensorNode, Values
 from tl_telemetry._capture._pieces import StateCapture
 from tl_telemetry._capture._setup_state import walk_setup
@@ -93,7 +93,7 @@ def _storage(tensor: Tensor) -> int:
 def _structure(setup: TrainingSetup) -> dict[str, Any]:
     """Return what is never used for anything else: the setup, its model, optimizers and schedulers."""
     known: dict[str, Any] = {"setup": setup, "setup.state": setup.state, "model": setup.model}
-    known |= {f"model.{name}": part for name, part in module_parts(setup.model).items() if name}
+    known |= {f"model.{name}": part for name, part in module_names(setup.model).items() if name}
     known |= {f"model.{name}": tensor for name, tensor in module_tensors(setup.model).items()}
     known |= {f"setup.optimizers[{name!r}]": optimizer for name, optimizer in setup.optimizers.items()}
     known |= {f"setup.schedulers[{name!r}]": scheduler for name, scheduler in setup.schedulers.items()}

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from tl_core import module_names
 from tl_telemetry._capture._generators import capture_generator, generator_kind
 from tl_telemetry._capture._iterators import capture_iterator, is_iterator
 from tl_telemetry._capture._kinds import is_array, is_looked_into, is_opaque, is_plain, is_stateful, names_itself
-from tl_telemetry._capture._modules import module_attributes, module_parts, module_tensors
+from tl_telemetry._capture._modules import module_attributes, module_tensors
 from tl_telemetry._capture._nodes import Alias, Array, Container, Node, Opaque, Plain, Stateful, TensorNode, Values
 from tl_telemetry._capture._objects import attributes_of
 from tl_telemetry._tensors import is_lazy
@@ -183,7 +184,7 @@ class Walk:
     def module(self, module: nn.Module, path: str, depth: int = 0) -> Container:
         """Make a node of a module: its tensors by name, its modes, and the attributes that its author gave it."""
         weights = {name: self._named(tensor, f"{path}.{name}") for name, tensor in module_tensors(module).items()}
-        parts = module_parts(module)
+        parts = module_names(module)
         for name, part in parts.items():
             self.meet(part, f"{path}.{name}" if name else path)
         attributes: dict[Any, Node] = {}
