@@ -171,6 +171,18 @@ def test_a_static_scale_is_seen_without_a_scaler():
     assert backward_of(lambda s: loss_of(s).backward(), setup).terms is None
 
 
+@pytest.mark.parametrize(("factor", "known"), [(1024, True), (torch.tensor(2.0), True), (2, False), (1, False)])
+def test_norms_after_a_pass_are_kept_where_a_scale_may_be_undone_by_hand(factor, known):
+    """Without a scaler, a large number or a tensor that multiplies the loss may be a scale; a small number is none."""
+    setup = build()
+    setup.scaler = None
+    backward = backward_of(lambda s: (loss_of(s) * factor).backward(), setup)
+    assert (backward.norms is not None) == known
+    if known:
+        grads = [p.grad for p in setup.model.parameters()]
+        assert backward.norms.values() == pytest.approx([float(grad.norm()) for grad in grads])
+
+
 def test_autocast_is_known_where_a_backward_pass_followed():
     """The dtype of autocast around a forward pass is kept if gradients came of it, and not after an evaluation."""
 
