@@ -79,6 +79,24 @@ def test_every_container_is_looked_into() -> None:
     assert counts["the sum of batch.mask[1][0]"] == (1.0, 2.0)
 
 
+def test_lengths_of_what_examples_hold_are_counted() -> None:
+    """Of lists of tensors, and of the same key of dicts; a key that one of them lacks, and numbers, have no length."""
+
+    def targets(*lengths: int) -> list[dict[str, Any]]:
+        held = [{"boxes": torch.zeros(length, 4) - 1.0, "id": torch.tensor(length)} for length in lengths]
+        return [{**held[0], "extra": torch.zeros(lengths[0])}, *held[1:]]
+
+    counts = found(targets(1, 2), targets(3, 2))
+    assert {what: numbers for what, numbers in counts.items() if "len(" in what} == {
+        "len(batch[i]['boxes']) != 1": (1.0, 2.0),
+        "len(batch[i]['boxes']) != 3": (2.0, 1.0),
+        "the sum of len(batch[i]['boxes'])": (3.0, 5.0),
+    }
+    counts = found([torch.zeros(1), torch.zeros(2)], [torch.zeros(2), torch.zeros(2)])
+    assert counts["the sum of len(batch[i])"] == (3.0, 4.0)
+    assert found([], []) == {}
+
+
 @pytest.mark.parametrize(
     "parts",
     [

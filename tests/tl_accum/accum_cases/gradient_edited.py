@@ -62,6 +62,29 @@ Gradients as applied (L2 norms):
   0.bias     1           1            1      -0.3624
   2.weight   1           1            1      0.9628
   2.bias     1           1            1      -1""",
+    "a term added in every micro-batch": """\
+Gradient accumulation: failed, 1 finding
+
+[gradient-edited] cycle 1 of 2: the gradients were changed (norm 0.202 to 0.231) after micro-batches 1, 2 and 3 of 4, \
+before all of them were added up: the update used gradients of norm 1.51 instead of 1.57
+  cause: a term is added to them in every micro-batch, where an update should have it once
+  fix: change gradients (divide, unscale, clip, add noise) once, between the last backward() of a group and \
+optimizer.step(); or divide the loss instead
+
+What acted in cycle 1 of 2:
+  step  micro-batch  acts
+  0     1 of 4       backward, gradient edit
+  1     2 of 4       backward, gradient edit
+  2     3 of 4       backward, gradient edit
+  3     4 of 4       backward, gradient edit, optimizer step, zero grad
+        full batch   backward, gradient edit, optimizer step, zero grad
+
+Gradients as applied (L2 norms):
+  parameter  full batch  accumulated  ratio   cosine
+  0.weight   0.9144      0.9309       1.018   0.9222
+  0.bias     0.2644      0.327        1.237   0.8476
+  2.weight   1.147       1.029        0.8968  0.9877
+  2.bias     0.5042      0.5112       1.014   1""",
     "scaled at the end, with accumulation only": """\
 Gradient accumulation: failed, 1 finding
 
@@ -87,7 +110,7 @@ Gradients as applied (L2 norms):
     "divided after the clip": """\
 Gradient accumulation: failed, 1 finding
 
-[gradient-edited] cycle 1 of 2: the clip at gradient_edited.py:157 finds gradients 4x the full batch's (norm 6.49 \
+[gradient-edited] cycle 1 of 2: the clip at gradient_edited.py:185 finds gradients 4x the full batch's (norm 6.49 \
 instead of 1.62), which are multiplied by 0.25 after it
   cause: the gradients are divided by the 4 accumulation steps after the clip instead of before it, so that its bound \
 of 0.5 is 4x too tight
@@ -153,6 +176,11 @@ def _normalise(model: nn.Module, k: int) -> None:
         parameter.grad /= parameter.grad.norm()
 
 
+def _decay(model: nn.Module, k: int) -> None:
+    for parameter in model.parameters():
+        parameter.grad += 0.1 * parameter.detach()
+
+
 def _clip(model: nn.Module, k: int) -> None:
     clip_grad_norm_(model.parameters(), 0.5)
 
@@ -208,6 +236,7 @@ def buggy() -> dict[str, dict[str, Any]]:
     return {
         "divided in every micro-batch": _case(every=(_divide,)),
         "normalised in every micro-batch": _case(every=(_normalise,), divide=True),
+        "a term added in every micro-batch": _case(every=(_decay,), divide=True),
         "scaled at the end, with accumulation only": _case(
             last=(_scale_for(lambda k: 0.5 if k > 1 else 1.0),), divide=True
         ),
@@ -220,6 +249,7 @@ def healthy() -> dict[str, dict[str, Any]]:
     return {
         "divided in every micro-batch": _case(last=(_divide,)),
         "normalised in every micro-batch": _case(last=(_normalise,), divide=True),
+        "a term added in every micro-batch": _case(last=(_decay,), divide=True),
         "scaled at the end, with accumulation only": _case(last=(_scale_for(lambda k: 0.5),), divide=True),
         "divided after the clip": _case(last=(_divide, _clip)),
         "a list of gradients that zero_grad() dropped": _kept_list(anew=True),

@@ -65,6 +65,30 @@ Gradients as applied (L2 norms):
   0.bias     0.07463     0.07345      0.9841  0.8094
   2.weight   0.1993      0.2588       1.299   0.9379
   2.bias     0.1768      0.1816       1.027   0.8167""",
+    "lists of other lengths": """\
+Gradient accumulation: failed, 1 finding
+
+[mean-of-means] cycle 1 of 2: each micro-batch weighs 1/4 in the accumulated gradients, and by its share in the full \
+batch's: 19, 12, 6, 5 of 42 (the sum of len(batch['targets'][i]['labels'])); norm 0.381 instead of 0.326
+  cause: each micro-batch's loss is a mean over its own number of elements that count (tokens, mask), and these means \
+are averaged: what is in micro-batches with few of them weighs too much
+  fix: sum the loss, and divide it by the total number of elements of the whole group, counted before the first \
+micro-batch
+
+What acted in cycle 1 of 2:
+  step  micro-batch  acts
+  0     1 of 4       backward
+  1     2 of 4       backward
+  2     3 of 4       backward
+  3     4 of 4       backward, optimizer step, zero grad
+        full batch   backward, optimizer step, zero grad
+
+Gradients as applied (L2 norms):
+  parameter  full batch  accumulated  ratio   cosine
+  0.weight   0.173       0.1996       1.154   0.9417
+  0.bias     0.07463     0.07345      0.9841  0.8094
+  2.weight   0.1993      0.2588       1.299   0.9379
+  2.bias     0.1768      0.1816       1.027   0.8167""",
     "weights of examples": """\
 Gradient accumulation: failed, 1 finding
 
@@ -183,6 +207,21 @@ def _masked_group(logits: torch.Tensor, batch: Any, k: int) -> torch.Tensor:
     return (losses * batch["mask"]).sum() / batch["counted"]
 
 
+def _ragged(logits: torch.Tensor, batch: Any, k: int) -> torch.Tensor:
+    labels = torch.cat([target["labels"] for target in batch["targets"]])
+    return _sum_of_ragged(logits, batch) / len(labels) / k
+
+
+def _ragged_group(logits: torch.Tensor, batch: Any, k: int) -> torch.Tensor:
+    return _sum_of_ragged(logits, batch) / batch["counted"]
+
+
+def _sum_of_ragged(logits: torch.Tensor, batch: Any) -> torch.Tensor:
+    labels = [target["labels"] for target in batch["targets"]]
+    counted = [one[: len(label)] for one, label in zip(logits, labels, strict=True)]
+    return nn.functional.cross_entropy(torch.cat(counted), torch.cat(labels), reduction="sum")
+
+
 def _weighted(logits: torch.Tensor, batch: Any, k: int) -> torch.Tensor:
     errors = logits.square().mean(dim=(1, 2))
     return (errors * batch["weight"]).sum() / batch["weight"].sum() / k
@@ -216,6 +255,11 @@ def _square(logits: torch.Tensor, batch: Any, k: int) -> torch.Tensor:
 
 IGNORED = {"x": X, "labels": LABELS.masked_fill(~COUNTED, -100), "counted": float(COUNTED.sum())}
 MASKED = {"x": X, "labels": LABELS, "mask": COUNTED, "counted": float(COUNTED.sum())}
+RAGGED = {
+    "x": X,
+    "targets": [{"labels": labels[:length]} for labels, length in zip(LABELS, LENGTHS, strict=True)],
+    "counted": float(COUNTED.sum()),
+}
 WEIGHTS = {"x": X, "weight": LENGTHS / 10.0, "total": float(LENGTHS.sum()) / 10.0}
 SORTED = {"x": X, "labels": LABELS.flatten().sort().values.view(16, 5)}
 
@@ -224,6 +268,7 @@ def buggy() -> dict[str, dict[str, Any]]:
     return {
         "labels that are ignored": _case(_ignoring, IGNORED),
         "a mask": _case(_masked, MASKED),
+        "lists of other lengths": _case(_ragged, RAGGED),
         "weights of examples": _case(_weighted, WEIGHTS),
         "weights of classes": _case(_by_class, SORTED),
         "a root of a mean": _case(_root, {"x": X.sort(0).values}),
@@ -235,6 +280,7 @@ def healthy() -> dict[str, dict[str, Any]]:
     return {
         "labels that are ignored": _case(_ignoring_group, IGNORED),
         "a mask": _case(_masked_group, MASKED),
+        "lists of other lengths": _case(_ragged_group, RAGGED),
         "weights of examples": _case(_weighted_group, WEIGHTS),
         "weights of classes": _case(_by_class_group, by_class),
         "a root of a mean": _case(_square, {"x": X.sort(0).values}),

@@ -63,7 +63,7 @@ def _never_ran(context: Context, due: set[int]) -> Finding | None:
         f"{places(missing, context.num_parts)}: what backward() at {others} added there is cleared before the update "
         f"(gradients of {context.norms()})",
         "the last backward pass of the step (with the weights perturbed, as in SAM) runs in some micro-batches only",
-        "run both passes in every micro-batch, and add up what the last one makes",
+        "keep the group's micro-batches, and run the last pass on each of them before the step",
         evidence={"micro_batches": tuple(missing)},
     )
 
