@@ -1,4 +1,4 @@
-"""Errors that a GradScaler raises, errors of the person's own, and the check's two faces."""
+"""Errors of the person's own, and the check's two faces."""
 
 from __future__ import annotations
 
@@ -6,29 +6,16 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-import torch
 
 import tl_amp
 from tl_amp import AMP_FINDINGS, AMP_NOTES, assert_mixed_precision_training, check_mixed_precision_training
-from tl_core import CheckFailed, NotJudged, TrainingSetup
+from tl_core import CheckFailed, NotJudged
 from tl_telemetry import TrainingRun
 
 spec = importlib.util.spec_from_file_location("amp_loops", Path(__file__).with_name("amp_loops.py"))
 loops = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(loops)
-one, two, plain, loss_of = loops.one, loops.two, loops.plain, loops.loss_of
-
-ERRORS = {}
-
-
-def loop(rule, make_setup=None):
-    """Register a step that a GradScaler refuses, under the rule that explains why."""
-
-    def register(step):
-        ERRORS[step.__name__] = (rule, make_setup or one(), step)
-        return step
-
-    return register
+one, plain, loss_of = loops.one, loops.plain, loops.loss_of
 
 
 def scaled(setup, batch):
@@ -43,180 +30,6 @@ def finish(setup, loss):
         setup.scaler.step(optimizer)
     setup.scaler.update()
     return loss.detach()
-
-
-@loop("unscaled-twice")
-def unscaled_for_the_log_and_for_the_clip(setup, batch):
-    loss = scaled(setup, batch)
-    setup.scaler.unscale_(setup.optimizer)
-    setup.scaler.unscale_(setup.optimizer)
-    return finish(setup, loss)
-
-
-@loop("unscaled-twice")
-def unscaled_after_the_step(setup, batch):
-    loss = scaled(setup, batch)
-    setup.scaler.step(setup.optimizer)
-    setup.scaler.unscale_(setup.optimizer)
-    return loss
-
-
-@loop("unscaled-again")
-def unscaled_on_every_micro_batch(setup, batch):
-    loss = loss_of(setup, batch)
-    setup.scaler.scale(loss / 4).backward()
-    setup.scaler.unscale_(setup.optimizer)
-    if setup.step_index % 4 == 3:
-        finish(setup, loss)
-        setup.optimizer.zero_grad()
-    return loss.detach()
-
-
-@loop("missing-update")
-def never_updated(setup, batch):
-    loss = scaled(setup, batch)
-    setup.scaler.step(setup.optimizer)
-    return loss
-
-
-@loop("missing-update", one(torch.optim.AdamW, fused=True, lr=0.01))
-def never_updated_after_unscaling(setup, batch):
-    loss = scaled(setup, batch)
-    setup.scaler.unscale_(setup.optimizer)
-    setup.scaler.step(setup.optimizer)
-    return loss
-
-
-@loop("missing-update")
-def left_early_without_an_update(setup, batch):
-    loss = scaled(setup, batch)
-    setup.scaler.unscale_(setup.optimizer)
-    return loss if setup.step_index == 1 else finish(setup, loss)
-
-
-@loop("stepped-twice")
-def stepped_twice(setup, batch):
-    loss = scaled(setup, batch)
-    setup.scaler.step(setup.optimizer)
-    return finish(setup, loss)
-
-
-@loop("loss-not-scaled")
-def never_scaled(setup, batch):
-    setup.optimizer.zero_grad()
-    loss = loss_of(setup, batch)
-    loss.backward()
-    return finish(setup, loss)
-
-
-@loop("zeroed-before-step")
-def cleared_before_the_step(setup, batch):
-    loss = scaled(setup, batch)
-    setup.optimizer.zero_grad()
-    return finish(setup, loss)
-
-
-@loop("zeroed-before-step", one(torch.optim.AdamW, fused=True, lr=0.01))
-def cleared_before_a_fused_step(setup, batch):
-    return cleared_before_the_step(setup, batch)
-
-
-@loop("zeroed-before-step", two())
-def cleared_between_two_steps(setup, batch):
-    loss = scaled(setup, batch)
-    setup.scaler.step(setup.optimizers["body"])
-    setup.model.zero_grad()
-    setup.scaler.step(setup.optimizers["head"])
-    setup.scaler.update()
-    return loss
-
-
-@loop("extra-update")
-def updated_on_every_micro_batch(setup, batch):
-    loss = loss_of(setup, batch)
-    setup.scaler.scale(loss / 4).backward()
-    if setup.step_index % 4 == 3:
-        setup.scaler.step(setup.optimizer)
-        setup.optimizer.zero_grad()
-    setup.scaler.update()
-    return loss.detach()
-
-
-@loop("extra-update")
-def updated_twice(setup, batch):
-    loss = plain(setup, batch)
-    setup.scaler.update()
-    return loss
-
-
-@loop("stepped-past-scaler")
-def stepped_directly_and_updated(setup, batch):
-    loss = scaled(setup, batch)
-    setup.optimizer.step()
-    setup.scaler.update()
-    return loss
-
-
-@loop(
-    "scaler-refuses",
-    lambda: TrainingSetup(m := loops.Net().half(), torch.optim.SGD(m.parameters()), scaler=loops.scaler_of()),
-)
-def float16_weights(setup, batch):
-    loss = setup.model(batch[0].half()).float().pow(2).mean()
-    setup.scaler.scale(loss).backward()
-    return finish(setup, loss)
-
-
-@loop("scaler-refuses", two())
-def part_without_gradients(setup, batch):
-    setup.model.zero_grad()
-    loss = setup.model.body(batch[0]).pow(2).mean()
-    setup.scaler.scale(loss).backward()
-    return finish(setup, loss)
-
-
-@loop("scaler-refuses", one(torch.optim.LBFGS, lr=0.1))
-def closure_through_the_scaler(setup, batch):
-    loss = scaled(setup, batch)
-    setup.scaler.step(setup.optimizer, closure=lambda: loss)
-    return loss
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_a_scalers_error_is_explained_by_what_came_before_it(name):
-    """CheckFailed comes from the scaler's error, with one finding: the cause, and nothing spurious beside it."""
-    rule, make_setup, step = ERRORS[name]
-    with pytest.raises(CheckFailed) as caught:
-        assert_mixed_precision_training(make_setup, loops.BATCHES, step)
-    assert [finding.rule for finding in caught.value.findings] == [rule]
-    assert caught.value.report.notes == ()
-    assert isinstance(caught.value.__cause__, (RuntimeError, AssertionError, ValueError))
-    assert type(caught.value.__cause__) is not CheckFailed
-    assert step.__name__ in {frame.name for frame in caught.traceback} or caught.value.__cause__.__traceback__
-
-
-def test_the_error_of_a_rule_that_is_allowed_passes_through():
-    """allow= takes the explanation away, and not the error that ended the loop."""
-    _, make_setup, step = ERRORS["stepped_twice"]
-    with pytest.raises(RuntimeError, match="already been called since the last update"):
-        check_mixed_precision_training(make_setup, loops.BATCHES, step, allow=["stepped-twice"])
-
-
-def test_a_message_of_a_scalers_error():
-    """It names both lines, the optimizer, the step, and what the scaler said."""
-    _, make_setup, step = ERRORS["unscaled_for_the_log_and_for_the_clip"]
-    first = step.__code__.co_firstlineno + 3
-    file = Path(__file__).name
-    report = check_mixed_precision_training(make_setup, loops.BATCHES, step)
-    assert str(report).partition("\n\nTelemetry:")[0] == (
-        "Mixed precision training: failed, 1 finding\n\n"
-        f"[unscaled-twice] unscale_() was called twice for optimizer 'optimizer' in step 0: at {file}:{first} and at "
-        f"{file}:{first + 1}: the GradScaler raised at {file}:{first + 1} in step 0 (unscale_() has already been "
-        "called on this optimizer since the last update())\n"
-        "  cause: a scaler unscales an optimizer's gradients once an update: dividing them twice would make them too "
-        "small\n"
-        f"  fix: keep one of the two calls, that at {file}:{first}"
-    )
 
 
 @pytest.mark.parametrize("check", [assert_mixed_precision_training, check_mixed_precision_training])

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from tl_amp import AMP_FINDINGS, AMP_NOTES, check_mixed_precision_training
-from tl_core import Report
+from tl_amp import AMP_FINDINGS, AMP_NOTES, assert_mixed_precision_training, check_mixed_precision_training
+from tl_core import CheckFailed, Report
 
 FOLDER = Path(__file__).parent
 CASES = FOLDER / "amp_cases"
@@ -107,6 +107,19 @@ def test_near_miss_is_left_alone(rule: str, name: str) -> None:
 def of_the_scaler(rule: str, name: str) -> bool:
     """Tell whether a loop ends with an error of its GradScaler."""
     return "the GradScaler raised at" in LOADED[rule].MESSAGES[name]
+
+
+RAISED = [parameter for parameter in loops("buggy") if of_the_scaler(*parameter.values)]
+
+
+@pytest.mark.parametrize(("rule", "name"), RAISED)
+def test_a_scalers_error_is_the_cause(rule: str, name: str) -> None:
+    """CheckFailed comes from the scaler's error, with one finding, and nothing spurious beside it."""
+    with pytest.raises(CheckFailed) as caught:
+        assert_mixed_precision_training(**LOADED[rule].buggy()[name])
+    assert [finding.rule for finding in caught.value.findings] == [rule]
+    assert caught.value.report.notes == ()
+    assert type(caught.value.__cause__) in (RuntimeError, AssertionError, ValueError)
 
 
 @pytest.mark.parametrize("rule", LOADED)

@@ -64,6 +64,20 @@ def test_scaled_gradients_are_shown_unscaled_at_a_clip():
     assert record.grad_norm == {"optimizer": pytest.approx(1 / 8, rel=1e-5)}
 
 
+def test_a_step_past_the_scaler_is_shown_with_the_norms_it_had():
+    """Nothing divides the gradients of a direct step: the norm before a clip is shown as it was, like that after it."""
+    model = scalar_model(a=[1.0, 1.0])
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    setup = setup_of(model, torch.optim.SGD(model.parameters(), lr=1.0), scaler=scaler)
+    with observe(setup) as run, run.step():
+        scaler.scale(3 * model.a[0] + 4 * model.a[1]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        setup.optimizer.step()
+    (record,) = run.records
+    assert record.grad_norm_before_clip == {"optimizer": pytest.approx(40.0)}
+    assert record.grad_norm == {"optimizer": pytest.approx(1.0)}
+
+
 @pytest.mark.parametrize("factor", [1.0, math.inf])
 def test_a_fused_optimizer_with_a_scaler(factor):
     """A fused optimizer gets scaled gradients and skips an overflow itself: neither shows in the figures."""

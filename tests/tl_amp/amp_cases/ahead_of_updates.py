@@ -9,9 +9,24 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 START = 2.0**19
 
 
+class OwnAverage:
+    """An exponential average of the weights, written out."""
+
+    def __init__(self, model):
+        self.shadow = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def update_parameters(self, model):
+        for name, parameter in model.named_parameters():
+            self.shadow[name].lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self):
+        return dict(self.shadow)
+
+
 def _both(guard):
     step = moving(guard, START)
     return {
+        "an average of its own": case(step, one(scale=START, average=OwnAverage, lr=0.01), steps=8),
         "a scheduler": case(step, one(scale=START, schedule=decaying, lr=0.01), steps=8),
         "an average of the weights": case(step, one(scale=START, average=averaging, lr=0.01), steps=8),
     }
@@ -40,6 +55,25 @@ def near_misses():
 
 
 MESSAGES = {
+    "an average of its own": """\
+Mixed precision training: failed, 1 finding
+
+[ahead-of-updates] setup.state['average'] (OwnAverage) moved 4 times in steps whose update the GradScaler skipped \
+(steps 0-3): it is 4 of 8 updates ahead of the weights
+  cause: it is updated once an update, also where scaler.step() skips the optimizer's step
+  fix: go on only where the update was made: the scale falls where it was skipped (`before = scaler.get_scale(); \
+scaler.step(optimizer); scaler.update(); applied = scaler.get_scale() >= before`)
+
+Telemetry:
+  step  loss   grad norm  update   lr    opt steps  scale
+  0     1.471  -          -        0.01  0          2.621e+05
+  1     3.913  -          -        0.01  0          1.311e+05
+  2     6.599  -          -        0.01  0          6.554e+04
+  3     2.651  -          -        0.01  0          3.277e+04
+  4     1.553  2.454      0.02454  0.01  1          3.277e+04
+  5     2.307  2.535      0.02535  0.01  1          3.277e+04
+  6     1.398  2.202      0.02202  0.01  1          3.277e+04
+  7     3.735  4.075      0.04075  0.01  1          3.277e+04""",
     "a scheduler": """\
 Mixed precision training: failed, 1 finding
 

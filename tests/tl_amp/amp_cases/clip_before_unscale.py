@@ -74,6 +74,21 @@ CLIPS = {
 }
 
 
+def _micro_batches(*, unscale):
+    def step(setup, batch):
+        loss = loss_of(setup, batch)
+        setup.scaler.scale(loss / 2).backward()
+        if setup.step_index % 2:
+            if unscale:
+                setup.scaler.unscale_(setup.optimizer)
+            by_name(setup.model.parameters())
+            update(setup)
+            setup.optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
 def _hooked(*, early):
     """Clip in a hook that a fused optimizer calls before its step, or after unscale_()."""
 
@@ -101,6 +116,7 @@ def buggy():
     return {name: case(_step(clip, unscale=())) for name, clip in CLIPS.items()} | {
         "of both, with one unscaled": case(_step(by_name, unscale=("body",)), two()),
         "in a step hook of a fused optimizer": _hooked(early=True),
+        "of accumulated gradients": case(_micro_batches(unscale=False)),
     }
 
 
@@ -108,6 +124,7 @@ def healthy():
     return {name: case(_step(clip, unscale=("optimizer",))) for name, clip in CLIPS.items()} | {
         "of both, with one unscaled": case(_step(by_name, unscale=("body", "head")), two()),
         "in a step hook of a fused optimizer": _hooked(early=False),
+        "of accumulated gradients": case(_micro_batches(unscale=True)),
     }
 
 
@@ -182,9 +199,52 @@ Telemetry:
   3     2.652  0.003906   0.0001953  0.05  1          256"""
 
 MESSAGES = {
-    "clip_grad_norm_ by attribute": NORM.format(function="clip_grad_norm_", line=28),
-    "clip_grad_norm_ by name": NORM.format(function="clip_grad_norm_", line=32),
-    "new functions": NORM.format(function="clip_grads_with_norm_", line=36),
+    "clip_grad_norm_ by attribute": """\
+Mixed precision training: failed, 1 finding
+
+[clip-before-unscale] clip_grad_norm_() at clip_before_unscale.py:28 ran before unscale_ in 4 calls (steps 0-3), on \
+gradients that are still 256 times too large: a norm of up to 1.81e+03 against a bound of 1, reached in 4 of them
+  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
+scale, 0.00391
+  fix: call scaler.unscale_(optimizer) before clip_grad_norm_() at clip_before_unscale.py:28, once an update
+
+Telemetry:
+  step  loss   grad norm         update     lr    opt steps  scale
+  0     1.472  2.288 → 0.003906  0.0001953  0.05  1          256
+  1     3.916  4.224 → 0.003906  0.0001953  0.05  1          256
+  2     6.596  7.057 → 0.003906  0.0001953  0.05  1          256
+  3     2.652  2.792 → 0.003906  0.0001953  0.05  1          256""",
+    "clip_grad_norm_ by name": """\
+Mixed precision training: failed, 1 finding
+
+[clip-before-unscale] clip_grad_norm_() at clip_before_unscale.py:32 ran before unscale_ in 4 calls (steps 0-3), on \
+gradients that are still 256 times too large: a norm of up to 1.81e+03 against a bound of 1, reached in 4 of them
+  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
+scale, 0.00391
+  fix: call scaler.unscale_(optimizer) before clip_grad_norm_() at clip_before_unscale.py:32, once an update
+
+Telemetry:
+  step  loss   grad norm         update     lr    opt steps  scale
+  0     1.472  2.288 → 0.003906  0.0001953  0.05  1          256
+  1     3.916  4.224 → 0.003906  0.0001953  0.05  1          256
+  2     6.596  7.057 → 0.003906  0.0001953  0.05  1          256
+  3     2.652  2.792 → 0.003906  0.0001953  0.05  1          256""",
+    "new functions": """\
+Mixed precision training: failed, 1 finding
+
+[clip-before-unscale] clip_grads_with_norm_() at clip_before_unscale.py:36 ran before unscale_ in 4 calls (steps \
+0-3), on gradients that are still 256 times too large: a norm of up to 1.81e+03 against a bound of 1, reached in 4 \
+of them
+  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
+scale, 0.00391
+  fix: call scaler.unscale_(optimizer) before clip_grads_with_norm_() at clip_before_unscale.py:36, once an update
+
+Telemetry:
+  step  loss   grad norm         update     lr    opt steps  scale
+  0     1.472  2.288 → 0.003906  0.0001953  0.05  1          256
+  1     3.916  4.224 → 0.003906  0.0001953  0.05  1          256
+  2     6.596  7.057 → 0.003906  0.0001953  0.05  1          256
+  3     2.652  2.792 → 0.003906  0.0001953  0.05  1          256""",
     "clip_grad_value_": """\
 Mixed precision training: failed, 1 finding
 
@@ -201,8 +261,38 @@ Telemetry:
   1     3.912  4.219 → 0.01758  0.0008789  0.05  1          256
   2     6.59   7.047 → 0.01758  0.0008789  0.05  1          256
   3     2.65   2.793 → 0.01745  0.0008724  0.05  1          256""",
-    "by hand": BY_HAND,
-    "by hand, with numbers": BY_HAND,
+    "by hand": """\
+Mixed precision training: failed, 1 finding
+
+[clip-before-unscale] before unscale_, the total norm of the gradients of 'optimizer' was brought to 1 in 4 of 4 \
+updates (steps 0-3), from 586 to 1.81e+03: they are clipped or normalised by hand while they are still 256 times \
+too large
+  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
+scale, 0.00391
+  fix: call scaler.unscale_(optimizer) before the gradients are clipped, once an update
+
+Telemetry:
+  step  loss   grad norm  update     lr    opt steps  scale
+  0     1.472  0.003906   0.0001953  0.05  1          256
+  1     3.916  0.003906   0.0001953  0.05  1          256
+  2     6.596  0.003906   0.0001953  0.05  1          256
+  3     2.652  0.003906   0.0001953  0.05  1          256""",
+    "by hand, with numbers": """\
+Mixed precision training: failed, 1 finding
+
+[clip-before-unscale] before unscale_, the total norm of the gradients of 'optimizer' was brought to 1 in 4 of 4 \
+updates (steps 0-3), from 586 to 1.81e+03: they are clipped or normalised by hand while they are still 256 times \
+too large
+  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
+scale, 0.00391
+  fix: call scaler.unscale_(optimizer) before the gradients are clipped, once an update
+
+Telemetry:
+  step  loss   grad norm  update     lr    opt steps  scale
+  0     1.472  0.003906   0.0001953  0.05  1          256
+  1     3.916  0.003906   0.0001953  0.05  1          256
+  2     6.596  0.003906   0.0001953  0.05  1          256
+  3     2.652  0.003906   0.0001953  0.05  1          256""",
     "each by hand": """\
 Mixed precision training: failed, 1 finding
 
@@ -272,4 +362,19 @@ Telemetry:
   1     3.746  4.054      0.07709  0.01  1          256
   2     5.914  6.43       0.07409  0.01  1          256
   3     2.415  2.657      0.06781  0.01  1          256""",
+    "of accumulated gradients": """\
+Mixed precision training: failed, 1 finding
+
+[clip-before-unscale] clip_grad_norm_() at clip_before_unscale.py:32 ran before unscale_ in 2 calls (steps 1, 3), \
+on gradients that are still 256 times too large: a norm of up to 1.16e+03 against a bound of 1, reached in 2 of them
+  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
+scale, 0.00391
+  fix: call scaler.unscale_(optimizer) before clip_grad_norm_() at clip_before_unscale.py:32, once an update
+
+Telemetry:
+  step  loss   grad norm         update     lr    opt steps  scale
+  0     1.472  -                 -          0.05  0          256
+  1     3.916  2.971 → 0.003906  0.0001953  0.05  1          256
+  2     6.595  -                 -          0.05  0          256
+  3     2.651  4.521 → 0.003906  0.0001953  0.05  1          256""",
 }

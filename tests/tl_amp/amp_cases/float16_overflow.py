@@ -40,6 +40,21 @@ def _outputs(*, factor):
     return case(step, lambda: one(scale=None)() if factor < 10.0 else _linear())
 
 
+def _seldom(factor):
+    """Have outputs that are large in one step, so that the scaler skips one update."""
+
+    def step(setup, batch):
+        setup.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            outputs = setup.model(batch[0]) * (factor if setup.step_index == 2 else 1.0)
+        loss = (outputs.float() - batch[1]).square().mean()
+        setup.scaler.scale(loss).backward()
+        update(setup)
+        return loss.detach()
+
+    return step
+
+
 def _linear():
     model = nn.Linear(6, 1)
     return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.05))
@@ -88,6 +103,7 @@ def buggy():
     return {
         "a loss": case(_loss(low=True)),
         "outputs, without a scaler": _outputs(factor=1e5),
+        "outputs of one step": case(_seldom(1e6)),
         "scores of attention, capped by a tanh": _attention(early=False),
         "a layer before a tanh": _inputs(2e4),
     }
@@ -100,6 +116,7 @@ def healthy():
     return {
         "a loss": case(_loss(low=False)),
         "outputs, without a scaler": _outputs(factor=1.0),
+        "outputs of one step": case(_seldom(1.0)),
         "scores of attention, capped by a tanh": _attention(early=True),
         "a layer before a tanh": _inputs(1.0),
     }

@@ -42,12 +42,13 @@ def _summed(total):
     return step
 
 
-def _two_passes(scale):
+def _two_passes(scale, every=1):
     def step(setup, batch):
         setup.optimizer.zero_grad()
         loss = loss_of(setup, batch)
         setup.scaler.scale(loss).backward()
-        scale(setup.scaler, penalty_of(setup)).backward()
+        if setup.step_index % every == 0:
+            scale(setup.scaler, penalty_of(setup)).backward()
         update(setup)
         return loss.detach()
 
@@ -70,6 +71,7 @@ def _micro_batches(scale):
 
 def buggy():
     return {
+        "a pass now and then": case(_two_passes(lambda scaler, penalty: penalty, every=3)),
         "never, which raises": case(_single(never)),
         "the result is dropped": case(_single(dropped)),
         "one term of a sum": case(_summed(lambda scaler, loss, penalty: scaler.scale(loss) + penalty)),
@@ -81,6 +83,7 @@ def buggy():
 def healthy():
     both = _two_passes(lambda scaler, penalty: scaler.scale(penalty))
     return {
+        "a pass now and then": case(_two_passes(lambda scaler, penalty: scaler.scale(penalty), every=3)),
         "never, which raises": case(_single(scaled)),
         "the result is dropped": case(_single(scaled)),
         "one term of a sum": case(_summed(lambda scaler, loss, penalty: scaler.scale(loss + penalty))),
@@ -112,6 +115,22 @@ def near_misses():
 
 
 MESSAGES = {
+    "a pass now and then": """\
+Mixed precision training: failed, 1 finding
+
+[loss-not-scaled] backward() at loss_not_scaled.py:51 ran on a loss that no scale multiplies, and backward() at \
+loss_not_scaled.py:49 on a scaled one: the GradScaler divided the gradients of both by 256 ('optimizer', 2 of 4 \
+updates, steps 0, 3)
+  cause: one of several losses is not scaled: its part of the gradients becomes 256 times too small, and the other \
+losses decide alone
+  fix: write scaler.scale(loss).backward() at loss_not_scaled.py:51 too
+
+Telemetry:
+  step  loss   grad norm  update  lr    opt steps  scale
+  0     1.472  2.288      0.1144  0.05  1          256
+  1     3.62   3.952      0.1976  0.05  1          256
+  2     4.979  5.949      0.2975  0.05  1          256
+  3     1.874  2.645      0.1323  0.05  1          256""",
     "never, which raises": """\
 Mixed precision training: failed, 1 finding
 
@@ -158,12 +177,12 @@ Telemetry:
     "one of two passes": """\
 Mixed precision training: failed, 1 finding
 
-[loss-not-scaled] backward() at loss_not_scaled.py:50 ran on a loss that no scale multiplies, and backward() at \
+[loss-not-scaled] backward() at loss_not_scaled.py:51 ran on a loss that no scale multiplies, and backward() at \
 loss_not_scaled.py:49 on a scaled one: the GradScaler divided the gradients of both by 256 ('optimizer', 4 of 4 \
 updates, steps 0-3)
   cause: one of several losses is not scaled: its part of the gradients becomes 256 times too small, and the other \
 losses decide alone
-  fix: write scaler.scale(loss).backward() at loss_not_scaled.py:50 too
+  fix: write scaler.scale(loss).backward() at loss_not_scaled.py:51 too
 
 Telemetry:
   step  loss   grad norm  update  lr    opt steps  scale
@@ -174,12 +193,12 @@ Telemetry:
     "all but the last micro-batch": """\
 Mixed precision training: failed, 1 finding
 
-[loss-not-scaled] backward() at loss_not_scaled.py:61 ran on a loss that no scale multiplies, and backward() at \
-loss_not_scaled.py:63 on a scaled one: the GradScaler divided the gradients of both by 256 ('optimizer', 2 of 2 \
+[loss-not-scaled] backward() at loss_not_scaled.py:62 ran on a loss that no scale multiplies, and backward() at \
+loss_not_scaled.py:64 on a scaled one: the GradScaler divided the gradients of both by 256 ('optimizer', 2 of 2 \
 updates, steps 1, 3)
   cause: one of several losses is not scaled: its part of the gradients becomes 256 times too small, and the other \
 losses decide alone
-  fix: write scaler.scale(loss).backward() at loss_not_scaled.py:61 too
+  fix: write scaler.scale(loss).backward() at loss_not_scaled.py:62 too
 
 Telemetry:
   step  loss    grad norm  update   lr    opt steps  scale

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from amp_loops import Net, case, loss_of, one, plain, scaler_of, update
+from amp_loops import Net, case, loss_of, one, plain, scaler_of, two, update
 
 from tl_core import TrainingSetup
 
@@ -25,10 +25,10 @@ def _some(*, bad):
     """Get an infinite gradient in one parameter, in every second step."""
 
     def step(setup, batch):
-        setup.optimizer.zero_grad()
+        setup.model.zero_grad()
         loss = loss_of(setup, batch)
         setup.scaler.scale(loss).backward()
-        if bad and setup.step_index % 2:
+        if bad and setup.step_index % 2:  # only the head's
             setup.model.head.weight.grad[0, 0] = float("inf")
         update(setup)
         return loss.detach()
@@ -55,6 +55,7 @@ def buggy():
         "a scale that never comes down": case(float16, one(scale=2.0**60), steps=6),
         "a slope that is infinite": case(_slope(safe=False)),
         "every second update": case(_some(bad=True), steps=8),
+        "of one of two optimizers": case(_some(bad=True), two(), steps=8),
         "a scale that vanishes": case(_some(bad=True), one(scale=2.0), max_skipped_fraction=0.6, steps=8),
     }
 
@@ -65,6 +66,7 @@ def healthy():
         "a scale that never comes down": case(float16, one(scale=2.0**16), steps=6),
         "a slope that is infinite": case(_slope(safe=True)),
         "every second update": case(_some(bad=False), steps=8),
+        "of one of two optimizers": case(_some(bad=False), two(), steps=8),
         "a scale that vanishes": case(_some(bad=False), one(scale=2.0), max_skipped_fraction=0.6, steps=8),
     }
 
@@ -175,6 +177,34 @@ Telemetry:
   5     1.834   -          -        0.05  0          32
   6     0.7167  1.365      0.06825  0.05  1          32
   7     2.392   -          -        0.05  0          16""",
+    "of one of two optimizers": """\
+Mixed precision training: failed, 1 finding
+
+[skipped-updates] the GradScaler skipped 4 of 8 updates of 'head' for NaN or Inf in the gradients of head.weight \
+(steps 1, 3, 5, 7; 50 %, at most 25 % are allowed); its scale went 256 -> 128 -> 64 -> 32 -> 16
+  cause: undecided: an operation outside of its domain (sqrt or log of 0, division by 0), an overflow, data that \
+holds NaN, or diverging weights
+  fix: check the batch of that step, and run it under torch.autograd.detect_anomaly() to see the operation
+
+Telemetry:
+  step  loss    grad norm body  update body  lr body  opt steps body  grad norm head  update head  lr head  opt \
+steps head  scale
+  0     1.472   1.07            0.05352      0.05     1               2.023           0.1011       0.05     1       \
+        256
+  1     3.62    2.286           0.1143       0.05     1               -               -            0.05     0       \
+        128
+  2     5.728   3.491           0.1746       0.05     1               5.456           0.2728       0.05     1       \
+        128
+  3     1.941   2.045           0.1023       0.05     1               -               -            0.05     0       \
+        64
+  4     0.7896  0.8105          0.04053      0.05     1               1.443           0.07217      0.05     1       \
+        64
+  5     1.64    1.648           0.08242      0.05     1               -               -            0.05     0       \
+        32
+  6     0.6173  0.6677          0.03338      0.05     1               1.143           0.05716      0.05     1       \
+        32
+  7     2.053   1.73            0.08648      0.05     1               -               -            0.05     0       \
+        16""",
     "a scale that vanishes": """\
 Mixed precision training: failed, 1 finding
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from amp_loops import case, loss_of, two
+import torch
+from amp_loops import case, loss_of, one, two, update
 from torch.nn.utils import clip_grad_norm_
 
 
@@ -40,8 +41,28 @@ def _unscaled(through):
     return step
 
 
+def _clipped(*, through):
+    """Clip before unscaling, or after it: a step past the scaler hides that."""
+
+    def step(setup, batch):
+        setup.model.zero_grad()
+        loss = loss_of(setup, batch)
+        setup.scaler.scale(loss).backward()
+        if through:
+            setup.scaler.unscale_(setup.optimizer)
+        clip_grad_norm_(setup.model.parameters(), 1.0)
+        if through:
+            update(setup)
+        else:
+            setup.optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 def buggy():
     return {
+        "after a clip": case(_clipped(through=False), one(torch.optim.Adam)),
         "without an update": case(_step((), update=False)),
         "with an update, which raises": case(_step((), update=True)),
         "one of two optimizers": case(_step(("body",), update=True), two()),
@@ -51,6 +72,7 @@ def buggy():
 
 def healthy():
     return {
+        "after a clip": case(_clipped(through=True), one(torch.optim.Adam)),
         "without an update": case(_step(("optimizer",), update=True)),
         "with an update, which raises": case(_step(("optimizer",), update=True)),
         "one of two optimizers": case(_step(("body", "head"), update=True), two()),
@@ -99,14 +121,30 @@ def near_misses():
 
 
 MESSAGES = {
+    "after a clip": """\
+Mixed precision training: failed, 1 finding
+
+[stepped-past-scaler] 'optimizer' was stepped directly at stepped_past_scaler.py:57 in 4 of 4 updates (steps 0-3), \
+on the scaled gradients of a loss that the GradScaler had multiplied by 256 (backward at stepped_past_scaler.py:50)
+  cause: optimizer.step() bypasses the scaler: nothing divided the gradients by the scale, so they are 256 times \
+too large, and NaN or Inf in them are applied
+  fix: call scaler.step(optimizer) instead of its step() at stepped_past_scaler.py:57, and scaler.update() once \
+after all optimizers have stepped
+
+Telemetry:
+  step  loss   grad norm  update  lr    opt steps  scale
+  0     1.472  585.8 → 1  0.45    0.05  1          256
+  1     3.179  895.4 → 1  0.3678  0.05  1          256
+  2     3.722  1174 → 1   0.3529  0.05  1          256
+  3     1.728  699.3 → 1  0.3038  0.05  1          256""",
     "without an update": """\
 Mixed precision training: failed, 1 finding
 
-[stepped-past-scaler] 'optimizer' was stepped directly at stepped_past_scaler.py:18 in 4 of 4 updates (steps 0-3), \
-on the scaled gradients of a loss that the GradScaler had multiplied by 256 (backward at stepped_past_scaler.py:13)
+[stepped-past-scaler] 'optimizer' was stepped directly at stepped_past_scaler.py:19 in 4 of 4 updates (steps 0-3), \
+on the scaled gradients of a loss that the GradScaler had multiplied by 256 (backward at stepped_past_scaler.py:14)
   cause: optimizer.step() bypasses the scaler: nothing divided the gradients by the scale, so they are 256 times \
 too large, and NaN or Inf in them are applied
-  fix: call scaler.step(optimizer) instead of its step() at stepped_past_scaler.py:18, and scaler.update() once \
+  fix: call scaler.step(optimizer) instead of its step() at stepped_past_scaler.py:19, and scaler.update() once \
 after all optimizers have stepped
 
 Telemetry:
@@ -118,12 +156,12 @@ Telemetry:
     "with an update, which raises": """\
 Mixed precision training: failed, 1 finding
 
-[stepped-past-scaler] 'optimizer' was stepped directly at stepped_past_scaler.py:18, on the scaled gradients of a \
-loss that the GradScaler had multiplied by its scale: the GradScaler raised at stepped_past_scaler.py:20 in step 0 \
+[stepped-past-scaler] 'optimizer' was stepped directly at stepped_past_scaler.py:19, on the scaled gradients of a \
+loss that the GradScaler had multiplied by its scale: the GradScaler raised at stepped_past_scaler.py:21 in step 0 \
 (No inf checks were recorded prior to update)
   cause: optimizer.step() bypasses the scaler: nothing divided the scaled gradients by the scale, or looked for NaN \
 and Inf in them
-  fix: call scaler.step(optimizer) instead of optimizer.step() at stepped_past_scaler.py:18
+  fix: call scaler.step(optimizer) instead of optimizer.step() at stepped_past_scaler.py:19
 
 Telemetry:
   step  grad norm  update  lr    opt steps  scale
@@ -131,12 +169,12 @@ Telemetry:
     "one of two optimizers": """\
 Mixed precision training: failed, 1 finding
 
-[stepped-past-scaler] 'head' was stepped directly at stepped_past_scaler.py:18 in 4 of 4 updates (steps 0-3), on \
-the scaled gradients of a loss that the GradScaler had multiplied by 256 (backward at stepped_past_scaler.py:13), \
-while 'body' stepped through the scaler (stepped_past_scaler.py:16)
+[stepped-past-scaler] 'head' was stepped directly at stepped_past_scaler.py:19 in 4 of 4 updates (steps 0-3), on \
+the scaled gradients of a loss that the GradScaler had multiplied by 256 (backward at stepped_past_scaler.py:14), \
+while 'body' stepped through the scaler (stepped_past_scaler.py:17)
   cause: optimizer.step() bypasses the scaler: nothing divided the gradients by the scale, so they are 256 times \
 too large, and NaN or Inf in them are applied
-  fix: call scaler.step(head) instead of its step() at stepped_past_scaler.py:18, and scaler.update() once after \
+  fix: call scaler.step(head) instead of its step() at stepped_past_scaler.py:19, and scaler.update() once after \
 all optimizers have stepped
 
 Telemetry:
@@ -153,11 +191,11 @@ steps head  scale
     "after unscale_": """\
 Mixed precision training: failed, 1 finding
 
-[stepped-past-scaler] 'optimizer' was stepped directly at stepped_past_scaler.py:36 in 4 of 4 updates (steps 0-3), \
-after scaler.unscale_() at stepped_past_scaler.py:31, and never through the scaler
+[stepped-past-scaler] 'optimizer' was stepped directly at stepped_past_scaler.py:37 in 4 of 4 updates (steps 0-3), \
+after scaler.unscale_() at stepped_past_scaler.py:32, and never through the scaler
   cause: optimizer.step() bypasses the scaler: unscale_() only notes the NaN and Inf that it finds, and it is \
 scaler.step() that skips an update because of them; a direct step applies them
-  fix: call scaler.step(optimizer) instead of its step() at stepped_past_scaler.py:36
+  fix: call scaler.step(optimizer) instead of its step() at stepped_past_scaler.py:37
 
 Telemetry:
   step  loss   grad norm  update  lr    opt steps  scale

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tl_telemetry._events import Backward, Clip, Event, OptimizerStep
+from tl_telemetry._events import Backward, Clip, Event, OptimizerStep, Unscaling
 from tl_telemetry._figures import Span
 from tl_telemetry._tensors import Tensors
 
@@ -121,7 +121,7 @@ class StepRecord:
         """How many times each optimizer stepped."""
         counts = dict.fromkeys(self._lrs, 0)
         for event in self.optimizer_step_events:
-            if applied(event):
+            if event.applied:
                 counts[event.optimizer] = counts.get(event.optimizer, 0) + 1
         return counts
 
@@ -163,16 +163,19 @@ class StepRecord:
         """Return the L2 norms of the step's gradients before any clip of theirs, in the order of ``step.graded``."""
         norms = dict(zip(step.graded, grad_norms(step), strict=True))
         clips: list[Clip] = []
+        unscaled = step.scaler is not None or step.scale is not None
         for event in self.events:
             if event is step:
                 break
+            unscaled = unscaled or (isinstance(event, Unscaling) and event.optimizer == step.optimizer)
             if isinstance(event, Clip):
                 clips.append(event)
             elif isinstance(event, Backward) and step.optimizer != event.in_step:
                 # what a clip did before a later pass added to the same gradients says nothing of their sum
                 clips = [clip for clip in clips if set(clip.graded).isdisjoint(event.filled)]
         for clip in reversed(clips):
-            divisor = 1.0 if clip.scale is None else clip.scale.value()
+            # of a step past the scaler, all norms are those of gradients that are still scaled
+            divisor = 1.0 if clip.scale is None or not unscaled else clip.scale.value()
             for index, norm in zip(clip.graded, clip.norms.values(), strict=True):
                 if index in norms:
                     norms[index] = norm / divisor
@@ -191,11 +194,6 @@ def grad_norms(step: OptimizerStep) -> list[float]:
         scale = step.scale.value()
         values = [value / scale for value in values]
     return values
-
-
-def applied(step: OptimizerStep) -> bool:
-    """Tell whether the step was not skipped by a fused optimizer that found an overflow."""
-    return step.found_inf is None or step.found_inf.value() == 0.0
 
 
 def total(norms: list[float]) -> float:
