@@ -106,7 +106,7 @@ def test_near_miss_is_left_alone(rule: str, name: str) -> None:
 
 def of_the_scaler(rule: str, name: str) -> bool:
     """Tell whether a loop ends with an error of its GradScaler."""
-    return "the GradScaler raised at" in LOADED[rule].MESSAGES[name]
+    return "the GradScaler raised at" in LOADED[rule].MESSAGES.get(name, "")
 
 
 RAISED = [parameter for parameter in loops("buggy") if of_the_scaler(*parameter.values)]

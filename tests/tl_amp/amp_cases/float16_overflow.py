@@ -191,12 +191,28 @@ Telemetry:
   1     nan   nan        nan     0.05  1
   2     nan   nan        nan     0.05  1
   3     nan   nan        nan     0.05  1""",
+    "outputs of one step": """\
+Mixed precision training: failed, 1 finding
+
+[float16-overflow] the loss was not finite in step 2 (loss inf), and backward() ran on it: the GradScaler skipped \
+this update, and no scale helps against it
+  cause: mul at float16_overflow.py:49 overflowed in float16 in step 2: the result is beyond 65504, the largest \
+float16 number
+  fix: compute this part in float32 (torch.autocast(..., enabled=False), and .float() on its inputs), or use \
+bfloat16
+
+Telemetry:
+  step  loss   grad norm  update  lr    opt steps  scale
+  0     1.471  2.283      0.1141  0.05  1          256
+  1     3.621  3.954      0.1977  0.05  1          256
+  2     inf    -          -       0.05  0          128
+  3     2.232  2.614      0.1307  0.05  1          128""",
     "scores of attention, capped by a tanh": """\
 Mixed precision training: failed, 1 finding
 
-[float16-overflow] Inf came up in the forward pass of step 0, although the loss is 1.433: what it was used in hid \
-it (as a division by Inf, a tanh or a clamp do)
-  cause: mm at float16_overflow.py:59 overflowed in float16: the result is beyond 65504, the largest float16 number
+[float16-overflow] Inf came up in the forward pass of step 0, although the loss is 1.433: tanh, which took it, made \
+finite values
+  cause: mm at float16_overflow.py:74 overflowed in float16: the result is beyond 65504, the largest float16 number
   fix: compute this part in float32 (torch.autocast(..., enabled=False), and .float() on its inputs), or use \
 bfloat16
 
@@ -209,8 +225,8 @@ Telemetry:
     "a layer before a tanh": """\
 Mixed precision training: failed, 1 finding
 
-[float16-overflow] Inf came up in the forward pass of step 0, although the loss is 1.83: what it was used in hid it \
-(as a division by Inf, a tanh or a clamp do)
+[float16-overflow] Inf came up in the forward pass of step 0, although the loss is 1.83: tanh, which took it, made \
+finite values
   cause: addmm at amp_loops.py:26 in module 'body' overflowed in float16: the result is beyond 65504, the largest \
 float16 number
   fix: compute this part in float32 (torch.autocast(..., enabled=False), and .float() on its inputs), or use \

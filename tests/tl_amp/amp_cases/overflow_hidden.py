@@ -73,4 +73,39 @@ def near_misses():
     }
 
 
-MESSAGES = {}
+MESSAGES = {
+    "nan_to_num_": """\
+Mixed precision training: failed, 1 finding
+
+[overflow-hidden] gradients of all 4 parameters held Inf or NaN after backward() at overflow_hidden.py:15, and none \
+when the GradScaler looked at them (steps 2, 5)
+  cause: something replaces what is not finite in between (nan_to_num, a clamp, zeros): the scaler sees no \
+overflow, applies what is left of the gradients, and does not lower its scale
+  fix: leave gradients as they are until scaler.step(): it skips the step and lowers the scale
+
+Telemetry:
+  step  loss    grad norm  update   lr    opt steps  scale
+  0     1.472   2.288      0.1144   0.05  1          256
+  1     3.62    3.952      0.1976   0.05  1          256
+  2     4.979   0          0        0.05  1          256
+  3     2.233   2.611      0.1306   0.05  1          256
+  4     0.9627  1.835      0.09173  0.05  1          256
+  5     1.774   0          0        0.05  1          256""",
+    "where it is finite": """\
+Mixed precision training: failed, 1 finding
+
+[overflow-hidden] gradients of all 4 parameters held Inf or NaN after backward() at overflow_hidden.py:15, and none \
+when the GradScaler looked at them (steps 2, 5)
+  cause: something replaces what is not finite in between (nan_to_num, a clamp, zeros): the scaler sees no \
+overflow, applies what is left of the gradients, and does not lower its scale
+  fix: leave gradients as they are until scaler.step(): it skips the step and lowers the scale
+
+Telemetry:
+  step  loss    grad norm  update   lr    opt steps  scale
+  0     1.472   2.288      0.1144   0.05  1          256
+  1     3.62    3.952      0.1976   0.05  1          256
+  2     4.979   0          0        0.05  1          256
+  3     2.233   2.611      0.1306   0.05  1          256
+  4     0.9627  1.835      0.09173  0.05  1          256
+  5     1.774   0          0        0.05  1          256""",
+}

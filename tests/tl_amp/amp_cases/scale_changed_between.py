@@ -79,4 +79,26 @@ def near_misses():
     }
 
 
-MESSAGES = {}
+MESSAGES = {
+    "of an optimizer that accumulates": """\
+Mixed precision training: failed, 1 finding
+
+[scale-changed-between] gradients of 'body' were added up under different loss scales (256 and 512 the first time), \
+and divided by one of them (2 updates, steps 1, 3)
+  cause: scaler.update() changed the scale between the backward passes of one update: another optimizer that shares \
+the scaler was updated in between, or update() runs on every micro-batch
+  fix: call scaler.update() only when no optimizer has gradients to apply, or give each optimizer a GradScaler of \
+its own
+
+Telemetry:
+  step  loss   grad norm body  update body  lr body  opt steps body  grad norm head  update head  lr head  opt \
+steps head  scale
+  0     1.472  -               -            0.05     0               2.023           0.1011       0.05     1        \
+       512
+  1     3.672  2.587           0.1293       0.05     1               3.268           0.1634       0.05     1        \
+       1024
+  2     5.012  -               -            0.05     0               4.982           0.2491       0.05     1        \
+       2048
+  3     2.045  3.319           0.166        0.05     1               1.584           0.0792       0.05     1        \
+       4096""",
+}
