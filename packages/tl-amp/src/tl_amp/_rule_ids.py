@@ -16,6 +16,8 @@ AMP_FINDINGS = (
     "stepped-twice",
     "scaler-refuses",
     "backward-after-unscale",
+    "scale-changed-between",
+    "overflow-hidden",
     "clip-before-unscale",
     "depends-on-scale",
     "zeroed-before-step",
@@ -39,6 +41,7 @@ AMP_NOTES = (
 
 # A finding hides what follows from it, unless that names parameters which the finding does not.
 EXPLAINS = {
+    "overflow-hidden": frozenset({"zeroed-before-step"}),
     "unscaled-in-part": frozenset({"stepped-past-scaler", "static-scale", "non-finite"}),
     "stepped-past-scaler": frozenset({"clip-before-unscale", "non-finite", "float16-overflow", "skipped-updates"}),
     "scaled-twice": frozenset({"skipped-updates", "clip-before-unscale"}),

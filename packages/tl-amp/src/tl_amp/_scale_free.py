@@ -17,9 +17,13 @@ from tl_telemetry import Evidence, TrainingRun, run_training
 
 # By how much the scale is changed: little, so that float16 keeps the gradients that it kept.
 FACTOR = 4.0
+# A scale that hardly scales.
+SMALL = 2.0
 # From this ratio on, a gradient depends on the scale; what is smaller than this part of all gradients is not looked at.
 DEPENDS = 1.1
 COUNTS = 1e-3
+# A gradient that differs by more when everything is the same is not the loss scale's.
+REPEATS = 1.01
 
 Repeat = Callable[[Callable[..., Any], int], TrainingRun]
 
@@ -33,7 +37,8 @@ def depends_on_scale(run: Evidence, make_setup: Callable[..., Any], repeat: Repe
         repeat: runs the loop for some steps from what a function builds.
 
     Returns:
-        The finding; None where the gradients do not depend on the scale, or where that cannot be tried.
+        The finding; None where the gradients do not depend on the scale, or where that cannot be tried. A note
+        ``not-judged`` where they differ at one scale already.
     """
     tried = attempts(run)
     applied = next((attempt for attempt in tried if attempt.applied), None)
@@ -45,13 +50,25 @@ def depends_on_scale(run: Evidence, make_setup: Callable[..., Any], repeat: Repe
     lower = _first_update(make_setup, repeat, first, scale, 1.0 / FACTOR)
     if not usual or not lower:
         return None
-    differing = _differing(usual, lower)
+    differing, what = _differing(usual, lower), "a quarter of it"
+    if not differing and torch.float16 not in _dtypes(run):
+        # what is added to scaled gradients vanishes beside them, unless the scale is small; float16 needs its scale
+        lower, what = _first_update(make_setup, repeat, first, SMALL, 1.0), f"a scale of {SMALL:g}"
+        differing = _differing(usual, lower)
     if not differing:
         return None
+    if _differing(usual, _first_update(make_setup, repeat, first, scale, 1.0), REPEATS):
+        return Finding(
+            "not-judged",
+            "the loop's first update is another one each time it runs, from the same seed and loss scale: whether its "
+            "gradients depend on the scale could not be judged",
+            "",
+            "draw random numbers from the global generators, which are seeded, or from one that make_setup() builds",
+        )
     higher = _first_update(make_setup, repeat, first, scale, FACTOR)
     if higher and not set(_differing(usual, higher)) & set(differing):
         return None  # float16 loses small gradients at the lower scale: what a scale is for
-    return _finding(run, first, differing, usual, lower)
+    return _finding(run, first, differing, usual, lower, what)
 
 
 def _first_update(
@@ -84,18 +101,23 @@ def _with_scale(make_setup: Callable[..., Any], scale: float | None, factor: flo
     return build
 
 
-def _differing(a: dict[str, float], b: dict[str, float]) -> list[str]:
+def _differing(a: dict[str, float], b: dict[str, float], ratio: float = DEPENDS) -> list[str]:
     """Return the parameters whose gradients differ, of those that count."""
     most = max(a.values(), default=0.0)
     return [
         name
         for name, norm in a.items()
-        if norm > COUNTS * most and name in b and not 1.0 / DEPENDS <= b[name] / norm <= DEPENDS
+        if norm > COUNTS * most and name in b and not 1.0 / ratio <= b[name] / norm <= ratio
     ]
 
 
+def _dtypes(run: Evidence) -> set[torch.dtype]:
+    """Return the dtypes that forward passes and parameters of the run are in."""
+    return {*run.autocast, *(entry.tensor.dtype for entry in run.tensors.entries)}
+
+
 def _finding(
-    run: Evidence, step: int, differing: list[str], usual: dict[str, float], lower: dict[str, float]
+    run: Evidence, step: int, differing: list[str], usual: dict[str, float], lower: dict[str, float], what: str
 ) -> Finding:
     worst = max(differing, key=lambda name: abs(usual[name] - lower[name]))
     names = [entry.name for entry in run.tensors.entries]
@@ -105,12 +127,12 @@ def _finding(
     return Finding(
         "depends-on-scale",
         f"the gradients of the first update, in step {step}, depend on the loss scale: {group_names(differing, names)} "
-        f"({worst} has a norm of {number(usual[worst])} at {own}, and of {number(lower[worst])} at a quarter of it)",
+        f"({worst} has a norm of {number(usual[worst])} at {own}, and of {number(lower[worst])} at {what})",
         cause,
         fix,
         steps=(step,),
         parameters=tuple(differing),
-        evidence={"norm": usual[worst], "norm_at_quarter": lower[worst]},
+        evidence={"norm": usual[worst], "norm_at_other_scale": lower[worst]},
     )
 
 

@@ -39,6 +39,8 @@ class Made:
         empty: whether it had no element to work with.
         given: whether one of its arguments was a number that is NaN or Inf.
         module: the name of the model's module whose forward pass ran it; empty in none, and in a backward pass.
+        above: whether its output holds +Inf (or NaN), and not only -Inf, as a mask does.
+        recorded: whether its result has a graph, so that a loss may depend on it.
     """
 
     operation: str
@@ -49,6 +51,8 @@ class Made:
     empty: bool
     given: bool
     module: str = ""
+    above: bool = True
+    recorded: bool = True
 
     def __str__(self) -> str:
         if self.backward:
@@ -65,11 +69,13 @@ class Origin:
         made: operations that were the first to make non-finite values of finite ones: in a forward pass (or an
             update), and in a backward pass.
         turned: operations that were the first to make NaN of infinities, in the same order.
+        ended: the first operation of the forward pass that made finite values of what was not; empty for none.
     """
 
     batch: str
     made: tuple[Made, ...]
     turned: tuple[Made, ...]
+    ended: str = ""
 
 
 def first_nonfinite(
@@ -97,7 +103,7 @@ def first_nonfinite(
         # records the forward line of each node, without anomaly mode's own check
         with torch.autograd.set_detect_anomaly(True, check_nan=False), watch.modules(), watch:
             step(setup, batch)
-    return Origin(held, tuple(watch.made.values()), tuple(watch.turned.values()))
+    return Origin(held, tuple(watch.made.values()), tuple(watch.turned.values()), watch.ended)
 
 
 class _FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -108,6 +114,7 @@ class _FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # by whether it ran in a backward pass
         self.made: dict[bool, Made] = {}
         self.turned: dict[bool, Made] = {}
+        self.ended = ""
 
     @contextmanager
     def modules(self) -> Iterator[None]:
@@ -131,15 +138,18 @@ class _FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for handle in handles:
                 handle.remove()
 
-    def _describe(self, func: Any, output: Tensor, *, empty: bool, given: bool) -> Made:
+    def _describe(self, func: Any, inputs: list[Tensor], output: Tensor, *, empty: bool, given: bool) -> Made:
         made = _describe(func, output, empty=empty, given=given)
         module = next(filter(None, reversed(self._running)), "")
-        return made if made.backward else replace(made, module=module)
+        recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+        return made if made.backward else replace(made, module=module, recorded=recorded)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         backward = torch._C._current_autograd_node() is not None
-        if _INNOCENT.search(func._schema.name) or (backward in self.made and backward in self.turned):
+        innocent = bool(_INNOCENT.search(func._schema.name)) or (backward in self.made and backward in self.turned)
+        waits = not backward and backward in self.made and not self.ended
+        if innocent and not waits:
             return func(*args, **kwargs)
         inputs = list(_floating((args, kwargs)))
         had_nan = any(map(_has_nan, inputs))
@@ -147,15 +157,18 @@ class _FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
         empty = any(tensor.numel() == 0 for tensor in inputs)
         given = any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in _pytree.tree_leaves((args, kwargs)))
         output = func(*args, **kwargs)
-        if had_nan:
+        made = list(_floating(output))
+        if waits and not finite and made and all(map(_is_finite, made)):
+            self.ended = _name(func)
+        if innocent or had_nan:
             return output
-        for tensor in _floating(output):
+        for tensor in made:
             # an Inf that was written into a forward pass is there on purpose, unless it makes NaN
             meant = given and not backward and not _has_nan(tensor)
             if finite and backward not in self.made and not _is_finite(tensor) and not meant:
-                self.made[backward] = self._describe(func, tensor, empty=empty, given=given)
+                self.made[backward] = self._describe(func, inputs, tensor, empty=empty, given=given)
             if not finite and backward not in self.turned and _has_nan(tensor):
-                self.turned[backward] = self._describe(func, tensor, empty=empty, given=given)
+                self.turned[backward] = self._describe(func, inputs, tensor, empty=empty, given=given)
         return output
 
 
@@ -188,12 +201,18 @@ def _nan_in(batch: Any) -> str:
     return ""
 
 
+def _name(func: Any) -> str:
+    """Return an operation's name: ``"mul"``."""
+    return str(func._schema.name).split("::")[-1].rstrip("_")
+
+
 def _describe(func: Any, output: Tensor, *, empty: bool, given: bool) -> Made:
     nan = _has_nan(output)
     node = torch._C._current_autograd_node()
-    name = func._schema.name.split("::")[-1].rstrip("_")
+    name = _name(func)
     if node is None:
-        return Made(name, calling_site(), False, nan, output.dtype, empty, given)
+        above = bool((output == math.inf).any()) if not output.is_complex() else True
+        return Made(name, calling_site(), False, nan, output.dtype, empty, given, above=above or nan)
     if "AccumulateGrad" in node.name():  # a leaf: its gradient is added up, or passes through hooks
         what = "the accumulation of gradients" if name == "add" else f"{name} at {calling_site()} (a gradient hook)"
         return Made(what, "", True, nan, output.dtype, empty, given)

@@ -68,6 +68,8 @@ class ScalerWatch:
         if not self.scalers.active and not (early and any(node.name() in SCALINGS for node, _ in nodes)):
             return None
         scales = self.scalers.scales()
+        # a root of several elements begins with a gradient of its own, which a scale may have come with
+        plain = all(getattr(root, "numel", lambda: 1)() == 1 for root in roots)
         found = [term for node, output in nodes for term in terms(node, output, scales, search=early)]
         if early:
             self._searched.update((site, term.node.name()) for term in found if term.scaler is None)
@@ -80,7 +82,8 @@ class ScalerWatch:
                     self._figures.add([factor]) if isinstance(factor, Tensor) else factor for factor in term.factors
                 ),
                 # where a scale was not searched for, it may hide further down
-                known=term.known and (term.scaler is not None or (site, term.node.name()) in self._searched),
+                known=term.known
+                and (term.scaler is not None or (plain and (site, term.node.name()) in self._searched)),
             )
             for term in found
         )

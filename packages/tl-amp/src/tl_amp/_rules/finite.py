@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,9 @@ FLOAT16_FIX = (
     "compute this part in float32 (torch.autocast(..., enabled=False), and .float() on its inputs), or use bfloat16"
 )
 
+# Operations that make Inf of a divisor, or of an argument, that is 0.
+_DIVIDES = re.compile(r"^(log|log2|log10|rsqrt|reciprocal|div|addcdiv)$")
+
 
 def non_finite(run: Evidence) -> Iterator[Finding]:
     """See losses, applied gradients and final weights that are not finite; an overflow of float16 is told as such."""
@@ -34,8 +38,8 @@ def non_finite(run: Evidence) -> Iterator[Finding]:
         yield replace(
             finding,
             rule="float16-overflow",
-            cause=f"{made} in step {first}: the result is beyond 65504, the largest float16 number",
-            fix=FLOAT16_FIX,
+            cause=f"{made[0]} in step {first}: {made[1]}",
+            fix=made[2],
         )
 
 
@@ -57,7 +61,7 @@ def _skipped_losses(run: Evidence) -> Iterator[Finding]:
     first = hits[0].step
     made = overflow(made_in(run, first))
     if made is not None:
-        cause, fix = f"{made} in step {first}: the result is beyond 65504, the largest float16 number", FLOAT16_FIX
+        cause, fix = f"{made[0]} in step {first}: {made[1]}", made[2]
     else:
         cause, fix, _ = explain_nonfinite(run, first, at_end=False)
     hit = telling(record.step for record in hits)
@@ -72,15 +76,28 @@ def _skipped_losses(run: Evidence) -> Iterator[Finding]:
     )
 
 
-def overflow(operations: tuple[Any, ...]) -> str | None:
-    """Name the operation of a forward pass that first went beyond float16; None if there is none."""
+def overflow(operations: tuple[Any, ...]) -> tuple[str, str, str] | None:
+    """Explain what first was not finite in float16, in a forward pass; None if nothing was, or if it was meant.
+
+    Returns:
+        What happened, why, and the fix: ``("pow at model.py:12 overflowed in float16", "the result is ...", "...")``.
+    """
     made = next((made for made in operations if not made.backward), None)
     if made is None or made.dtype is not torch.float16 or made.nan or made.given:
         return None
-    where = f" in module {made.module!r}" if made.module else ""
+    where = f"at {made.site}" + (f" in module {made.module!r}" if made.module else "")
+    if _DIVIDES.search(made.operation):
+        return (
+            f"{made.operation} {where} made Inf in float16",
+            "what it divides by, or takes the logarithm of, is 0 there: numbers below 6e-8 are, an epsilon of 1e-8 too",
+            "keep the weights in float32 and compute under torch.autocast, or raise eps"
+            if made.operation == "addcdiv"
+            else "use an epsilon that float16 can hold (1e-4), or compute this part in float32",
+        )
+    what = f"{made.operation} {where} overflowed in float16"
     if made.operation == "_to_copy":
-        return f"a value at {made.site}{where} was converted to float16 and overflowed"
-    return f"{made.operation} at {made.site}{where} overflowed in float16"
+        what = f"a value {where} was converted to float16 and overflowed"
+    return what, "the result is beyond 65504, the largest float16 number", FLOAT16_FIX
 
 
 def made_in(run: Evidence, step: int) -> tuple[Any, ...]:

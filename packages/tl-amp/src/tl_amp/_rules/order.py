@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-from tl_amp._acts import PARTLY, SCALED, attempts, is_scaled, known_scales, unscalings
-from tl_amp._words import at, scales, several, telling, together
+from tl_amp._acts import (
+    PARTLY,
+    SCALED,
+    Unscaled,
+    attempts,
+    fresh,
+    is_scaled,
+    known_scales,
+    norms_after,
+    norms_at,
+    passes,
+    scaler_updates,
+    unscalings,
+)
+from tl_amp._words import at, quoted, scale_of, scales, several, telling, together
 from tl_core import Finding
 from tl_telemetry import Backward, Evidence, ScalerUpdate
 
@@ -43,6 +57,69 @@ def backward_after_unscale(run: Evidence) -> Iterator[Finding]:
         steps=hit,
         parameters=run.named({i for _, event, _, _ in hits for i in event.filled}),
         evidence={"times": len(hits)},
+    )
+
+
+def hidden_from_scaler(run: Evidence) -> Iterator[Finding]:
+    """See gradients that held Inf or NaN after their backward pass, and none when the scaler looked."""
+    known = passes(run)
+    hits: list[tuple[int, str, set[int]]] = []
+    for unscaled in unscalings(run):
+        before: dict[int, float] = {}
+        sites = []
+        for number in fresh(run, unscaled.event):
+            if number in known:
+                before |= norms_after(known[number].event)
+                sites.append(known[number].event.site)
+        after = dict(zip(unscaled.event.graded, norms_at(unscaled), strict=False))
+        mended = {i for i, norm in after.items() if math.isfinite(norm) and not math.isfinite(before.get(i, 0.0))}
+        if mended:
+            hits.append((unscaled.step, together(sites), mended))
+    if not hits:
+        return
+    hit = telling(step for step, _, _ in hits)
+    parameters = {i for _, _, mended in hits for i in mended}
+    yield Finding(
+        rule="overflow-hidden",
+        seen=f"gradients of {run.shown(parameters)} held Inf or NaN after backward() at "
+        f"{together(site for _, site, _ in hits)}, and none when the GradScaler looked at them ({at(hit)})",
+        cause="something replaces what is not finite in between (nan_to_num, a clamp, zeros): the scaler sees no "
+        "overflow, applies what is left of the gradients, and does not lower its scale",
+        fix="leave gradients as they are until scaler.step(): it skips the step and lowers the scale",
+        steps=hit,
+        parameters=run.named(parameters),
+        evidence={"updates": len(hits)},
+    )
+
+
+def scale_changed_between(run: Evidence) -> Iterator[Finding]:
+    """See gradients of backward passes under different loss scales, divided by one of them."""
+    known = passes(run)
+    hits: list[tuple[Unscaled, list[float]]] = []
+    for unscaled in unscalings(run):
+        own = [u for u in scaler_updates(run) if u.event.scaler == unscaled.event.scaler and u.event.before is not None]
+        values = {unscaled.scale}
+        for place in (known[n].place for n in fresh(run, unscaled.event) if n in known):
+            later = next((u for u in own if place < u.place < unscaled.place), None)
+            if later is not None and later.event.before is not None:
+                values.add(later.event.before.value())
+        if len(values) > 1 and all(map(math.isfinite, values)):
+            hits.append((unscaled, sorted(values)))
+    if not hits:
+        return
+    hit = telling(unscaled.step for unscaled, _ in hits)
+    names = quoted(unscaled.event.optimizer for unscaled, _ in hits)
+    first = " and ".join(scale_of(value) for value in hits[0][1])
+    yield Finding(
+        rule="scale-changed-between",
+        seen=f"gradients of {names} were added up under different loss scales ({first} the first time), and divided by "
+        f"one of them ({several(len(hits), 'update')}, {at(hit)})",
+        cause="scaler.update() changed the scale between the backward passes of one update: another optimizer that "
+        "shares the scaler was updated in between, or update() runs on every micro-batch",
+        fix="call scaler.update() only when no optimizer has gradients to apply, or give each optimizer a GradScaler "
+        "of its own",
+        steps=hit,
+        evidence={"updates": len(hits)},
     )
 
 

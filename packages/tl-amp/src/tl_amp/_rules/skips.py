@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from tl_amp._acts import Attempt, attempts
-from tl_amp._rules.finite import FLOAT16_FIX, made_in, overflow
+from tl_amp._rules.finite import made_in, overflow
 from tl_amp._words import at, history, scale_of, several, telling
 from tl_core import Finding
 from tl_telemetry import Evidence, ScalerUpdate, StateMoved, Unscaling, explain_nonfinite
@@ -67,8 +67,9 @@ def _way(run: Evidence, scaler: str) -> list[float]:
     found: list[float] = []
     for _, event in run.events:
         if isinstance(event, ScalerUpdate) and event.scaler == scaler:
-            if not found and event.before is not None:
-                found.append(event.before.value())
+            before = None if event.before is None else event.before.value()
+            if before is not None and (not found or found[-1] != before):  # it may be set between updates
+                found.append(before)
             if event.after is not None:
                 found.append(event.after.value())
     return found
@@ -131,11 +132,13 @@ def _where(run: Evidence, late: list[Attempt]) -> str:
 
 def _why(run: Evidence, late: list[Attempt], everything: bool, way: list[float]) -> tuple[str, str]:
     """Return the cause of skipped updates, and the fix, as far as repeating one of them tells."""
+    if raised := _raised_again(run, late[0].scaler):
+        return raised
     step = late[-1].step
     made = made_in(run, step)
     forward = overflow(made)
     if forward is not None:
-        return f"{forward} in step {step}, whatever the scale is", FLOAT16_FIX
+        return f"{forward[0]} in step {step}, whatever the scale is", forward[2]
     first = next(iter(made), None)
     if first is not None and first.backward and first.dtype is torch.float16 and not first.nan:
         if everything and not any(b > a for a, b in itertools.pairwise(way)):
@@ -153,6 +156,23 @@ def _why(run: Evidence, late: list[Attempt], everything: bool, way: list[float])
         )
     cause, fix, _ = explain_nonfinite(run, step, at_end=False)
     return cause, fix
+
+
+def _raised_again(run: Evidence, scaler: str) -> tuple[str, str] | None:
+    """See a scale that somebody sets back up after the scaler has lowered it."""
+    found = [event for _, event in run.events if isinstance(event, ScalerUpdate) and event.scaler == scaler]
+    spans = [(event.before, event.after) for event in found]
+    values = [(a.value(), b.value()) for a, b in spans if a is not None and b is not None]
+    jumps = [(after, before) for (_, after), (before, _) in itertools.pairwise(values) if before > after]
+    if not jumps:
+        return None
+    low, high = jumps[0]
+    return (
+        f"the scale was set back up between updates, {several(len(jumps), 'time')} (from {scale_of(low)} to "
+        f"{scale_of(high)} the first time), so that it never comes down to what fits: the scaler's state is loaded "
+        "again, its update(new_scale) is given a number, or it is built anew",
+        "build the scaler once and load its state once, when a run is resumed; call update() without a number",
+    )
 
 
 def _unseen(run: Evidence, every: int, allowed: float) -> Iterator[Finding]:

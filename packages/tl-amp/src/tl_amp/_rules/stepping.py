@@ -24,7 +24,7 @@ from tl_amp._acts import (
     total,
     unscalings,
 )
-from tl_amp._words import at, quoted, scales, several, telling, together
+from tl_amp._words import at, quoted, scale_of, scales, several, telling, together
 from tl_core import Finding
 from tl_telemetry import Backward, Clip, Evidence, GradientsCleared
 from tl_telemetry import never_stepped as telemetry_never_stepped
@@ -216,8 +216,10 @@ def never_stepped(run: Evidence) -> Iterator[Finding]:
     for finding in telemetry_never_stepped(run):
         name = finding.seen.split("'")[1]
         others = [attempt for attempt in through if attempt.optimizer != name]
+        if any(attempt.optimizer == name for attempt in through):
+            continue  # the scaler was asked to step it, and skipped it: another rule tells that
         if not others:
-            yield finding
+            yield _stuck(run, finding)
             continue
         sites = together(attempt.site for attempt in others)
         yield replace(
@@ -225,3 +227,24 @@ def never_stepped(run: Evidence) -> Iterator[Finding]:
             cause=f"scaler.step() is called for {quoted(a.optimizer for a in others)} only ({sites})",
             fix=f"call scaler.step({_variable(name)}) as well, before the one scaler.update() of the step",
         )
+
+
+def _stuck(run: Evidence, finding: Finding) -> Finding:
+    """See loops whose own guard returns before the scaler could lower its scale."""
+    norms = [norm for passed in passes(run).values() for norm in norms_after(passed.event).values()]
+    bad = [passed for passed in passes(run).values() if any(map(_not_finite, norms_after(passed.event).values()))]
+    if not norms or len(bad) < len(passes(run)) or not own_scalers(run) or scaler_updates(run):
+        return finding
+    scale = run.records[-1].loss_scale
+    return replace(
+        finding,
+        cause=f"the gradients held Inf or NaN after each of {several(len(bad), 'backward pass')}"
+        + ("" if scale is None else f", at a scale of {scale_of(scale)}")
+        + ", and the loop left before scaler.step() and scaler.update(): nothing lowers the scale",
+        fix="leave the guard to the scaler: call scaler.step() and scaler.update() in every update; it skips the step "
+        "and lowers its scale",
+    )
+
+
+def _not_finite(value: float) -> bool:
+    return not math.isfinite(value)
