@@ -19,7 +19,15 @@ RunTests = Callable[..., pytest.RunResult]
 def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fix what the outer run and the machine would change in the inner run's output."""
     monkeypatch.setenv("COLUMNS", "120")
-    for name in ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "CI"):
+    for name in (
+        "FORCE_COLOR",
+        "NO_COLOR",
+        "PY_COLORS",
+        "PYTEST_ADDOPTS",
+        "PYTEST_XDIST_WORKER",
+        "CI",
+        "GITHUB_ACTIONS",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 

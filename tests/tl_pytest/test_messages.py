@@ -19,7 +19,7 @@ def test_it(training_runner):
 def failure(result: pytest.RunResult) -> list[str]:
     """Give the lines of the only failure, from its title to the summary."""
     (start,) = (number for number, line in enumerate(result.outlines) if line.startswith("____"))
-    (end,) = (number for number, line in enumerate(result.outlines) if "short test summary info" in line)
+    end = next(n for n, line in enumerate(result.outlines) if n > start and line.startswith("===="))
     return result.outlines[start + 1 : end]
 
 
@@ -46,6 +46,9 @@ def test_a_verdict_ends_at_the_persons_line(run_tests):
         "E         fix: fix",
         "",
         "test_inner.py:5: CheckFailed",
+        f"{' tl findings ':-^120}",
+        "made-up check: failed",
+        "  [made-up-rule] seen",
     ]
 
 

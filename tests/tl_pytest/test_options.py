@@ -232,8 +232,16 @@ def test_a_wrong_override_is_named_as_such(run_tests):
     ]
 
 
-OPTIONS = ["--tl-allow", "--tl-deterministic", "--tl-device", "--tl-num-threads", "--tl-seed"]
-KEYS = ["tl_allow", "tl_deterministic", "tl_device", "tl_num_threads", "tl_seed", "tl_tolerances"]
+OPTIONS = [
+    "--tl-allow",
+    "--tl-deterministic",
+    "--tl-device",
+    "--tl-num-threads",
+    "--tl-report",
+    "--tl-sarif",
+    "--tl-seed",
+]
+KEYS = [*(option.lstrip("-").replace("-", "_") for option in OPTIONS), "tl_tolerances"]
 
 
 def test_help_shows_the_group(run_tests):

@@ -57,11 +57,27 @@ def add_options(parser: pytest.Parser) -> None:
         help="Rule that may be broken in all checks of training_runner; can be given several times, and adds to "
         "tl_allow of the configuration file",
     )
+    group.addoption(
+        "--tl-report",
+        dest="tl_report",
+        metavar="DIR",
+        default=None,
+        help="Write the verdicts and records of each test to a file in this folder (JSON Lines)",
+    )
+    group.addoption(
+        "--tl-sarif",
+        dest="tl_sarif",
+        metavar="FILE",
+        default=None,
+        help="Write the findings that failed tests to this file (SARIF 2.1.0)",
+    )
     parser.addini("tl_device", "Default of --tl-device", type="string", default=None)
     parser.addini("tl_seed", "Default of --tl-seed", type="int", default=None)
     parser.addini("tl_deterministic", "Default of --tl-deterministic", type="bool", default=False)
     parser.addini("tl_num_threads", "Default of --tl-num-threads", type="int", default=None)
     parser.addini("tl_allow", "Rules that may be broken in all checks of training_runner", type="linelist", default=[])
+    parser.addini("tl_report", "Default of --tl-report, relative to the root", type="string", default=None)
+    parser.addini("tl_sarif", "Default of --tl-sarif, relative to the root", type="string", default=None)
     parser.addini(
         "tl_tolerances",
         "Tolerances of the comparing checks, in lines such as training_resume: rtol=1e-4, cuda.rtol=1e-3",

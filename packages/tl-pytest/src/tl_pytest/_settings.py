@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -41,6 +42,8 @@ class Settings:
         num_threads: How many CPU threads torch uses; None leaves that to torch.
         allow: The rules that may be broken in all checks.
         tolerances: The overrides of the configuration file.
+        report: The folder for each test's verdicts and records.
+        sarif: The file for the findings of the run.
     """
 
     devices: tuple[str, ...]
@@ -50,6 +53,8 @@ class Settings:
     num_threads: int | None = None
     allow: tuple[str, ...] = ()
     tolerances: tuple[ToleranceOverride, ...] = ()
+    report: Path | None = None
+    sarif: Path | None = None
 
     @property
     def several_devices(self) -> bool:
@@ -98,6 +103,8 @@ def resolve(config: pytest.Config) -> Settings:
         num_threads=_integer(config, "tl_num_threads", 1, MAX_THREADS, "cannot use", _THREADS_ALLOWED, None),
         allow=_allow(config),
         tolerances=_tolerances(config),
+        report=_path(config, "tl_report", "a folder, which is made where it is missing"),
+        sarif=_path(config, "tl_sarif", "a file, whose folder is made where it is missing"),
     )
 
 
@@ -164,6 +171,23 @@ def _tolerances(config: pytest.Config) -> tuple[ToleranceOverride, ...]:
         return parse_tolerances(_as_list(lines))
     except ValueError as error:
         raise pytest.UsageError(f"{source}: {error}") from None
+
+
+def _path(config: pytest.Config, key: str, allowed: str) -> Path | None:
+    """Read where something is written, as a whole path, and make the folder for it."""
+    value, source = _given(config, key, allowed)
+    if value is None:
+        return None
+    base = config.invocation_params.dir if config.getoption(key) is not None else config.rootpath
+    path = base / str(value)
+    folder = path if key == "tl_report" else path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise pytest.UsageError(f"{source}: cannot make {folder} ({error.strerror}); allowed: {allowed}") from None
+    if not value or (path != folder and path.is_dir()):
+        raise pytest.UsageError(f"{source}: cannot write to {str(value)!r}; allowed: {allowed}")
+    return path
 
 
 def _as_list(value: object) -> list[object]:

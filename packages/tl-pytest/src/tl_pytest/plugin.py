@@ -1,4 +1,4 @@
-"""The pytest plugin: options, the header line, fixtures and short tracebacks.
+"""The pytest plugin: options, fixtures, and what is reported of verdicts.
 
 pytest loads this module in every run of an environment that has tl-pytest, so it imports neither torch nor a package
 that imports torch: the fixtures do, when a test asks for them.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tl_pytest import _markers, _options, _parametrize, _settings
+from tl_pytest import _markers, _options, _parametrize, _reporter, _settings
 
 if TYPE_CHECKING:
     import torch
@@ -29,9 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Validate the settings before anything is collected, and register the markers."""
+    """Validate the settings before anything is collected, and register the markers and what reports verdicts."""
     config.addinivalue_line("markers", _markers.TOLERANCE)
-    config.stash[_SETTINGS] = _settings.resolve(config)
+    settings = config.stash[_SETTINGS] = _settings.resolve(config)
+    config.pluginmanager.register(_reporter.Reporter(settings), "tl-reporter")
+    for name in ("report", "sarif"):  # pytest-xdist hands options to workers, which may run in another folder
+        path = getattr(settings, name)
+        setattr(config.option, f"tl_{name}", None if path is None else str(path))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -59,23 +63,6 @@ def _device_names(settings: _settings.Settings) -> tuple[str, ...]:
     from tl_pytest._device import available_devices
 
     return available_devices()
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse markers that make no sense, also of tests that do not use the runner."""
-    _markers.tolerances_of(item)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Cut the frames of the checks from the traceback of what they raise; ``--full-trace`` shows them."""
-    if call.excinfo is not None and "tl_core" in sys.modules and not item.config.getoption("fulltrace"):
-        from tl_pytest._frames import without_own_frames
-
-        call.excinfo.traceback = type(call.excinfo.traceback)(without_own_frames(call.excinfo))
-    return (yield)
 
 
 @pytest.fixture
@@ -154,5 +141,9 @@ def training_runner(request: pytest.FixtureRequest, torch_device: torch.device, 
     from tl_pytest._runner import TrainingRunner
 
     settings = request.config.stash[_SETTINGS]
-    common = Common((*_markers.tolerances_of(request.node), *settings.tolerances), settings.allow)
+    common = Common(
+        (*_markers.tolerances_of(request.node), *settings.tolerances),
+        settings.allow,
+        _reporter.log_of(request.node).keep,
+    )
     return TrainingRunner(torch_device, torch_seed, common)

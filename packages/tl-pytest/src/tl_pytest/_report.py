@@ -1,0 +1,110 @@
+"""Ties verdicts to pytest's reports, and shows them at the end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tl_pytest._log import TestLog
+from tl_pytest._settings import Settings
+from tl_pytest._summary import Failure, Summary
+from tl_pytest._verdicts import NOT_JUDGED, Plain, brief, describe
+
+ATTRIBUTE = "tl_verdict"  # of a report; pytest-xdist hands on all attributes that are plain data
+SECTION = "tl findings"
+
+
+def attach_verdicts(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, log: TestLog) -> None:
+    """Attach what the checks said to the report of a test's phase.
+
+    The verdict that failed the phase becomes an attribute, for the summary at the end; the findings become a section,
+    and properties, which JUnit XML carries.
+
+    Args:
+        item: The test.
+        call: The phase.
+        report: The phase's report.
+        log: What was heard in the test.
+    """
+    if report.failed and call.excinfo is not None:
+        from tl_core import CheckFailed, NotJudged
+
+        error = call.excinfo.value
+        verdicts = log.verdicts
+        if isinstance(error, (CheckFailed, NotJudged)):
+            raised = describe(error.report)
+            setattr(report, ATTRIBUTE, {**raised, "line": _line(item, call.excinfo)})
+            properties: list[tuple[str, object]] = [
+                ("tl_finding", f"[{one['rule']}] {one['seen']}") for one in raised["findings"]
+            ]
+            item.user_properties += properties
+            report.user_properties += properties
+            verdicts = verdicts if raised in verdicts else [*verdicts, raised]
+        else:
+            verdicts = [*verdicts, *log.unasked()]
+        if lines := brief(verdicts):
+            report.sections.append((SECTION, "\n".join(lines)))
+    if report.when == "call":
+        said = dict.fromkeys(f"{one['check']}: {one['verdict']}" for one in log.verdicts)
+        spoken: list[tuple[str, object]] = [("tl_verdict", one) for one in said]
+        item.user_properties += spoken
+        report.user_properties += spoken
+    _take_outcome(report, log)
+
+
+def _take_outcome(report: pytest.TestReport, log: TestLog) -> None:
+    if report.failed and report.when != "call":
+        log.outcome = "error"
+    elif report.failed:
+        log.outcome = NOT_JUDGED if is_unjudged(report) else "failed"
+    elif report.skipped:
+        log.outcome = "xfailed" if hasattr(report, "wasxfail") else "skipped"
+
+
+def _line(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException]) -> int:
+    """Find the last line of the test's own file that led to the exception, else the test's first, counted from 1."""
+    own = [entry.lineno + 1 for entry in excinfo.traceback if Path(entry.path) == item.path]
+    return own[-1] if own else (item.location[1] or 0) + 1
+
+
+def is_unjudged(report: pytest.TestReport | pytest.CollectReport) -> bool:
+    """Tell whether nothing could be judged in a test that failed by that."""
+    verdict: Plain = getattr(report, ATTRIBUTE, {})
+    # the reports of subtests have categories of their own
+    return type(report) is pytest.TestReport and report.when == "call" and verdict.get("verdict") == NOT_JUDGED
+
+
+def failure_of(report: pytest.TestReport) -> Failure | None:
+    """Return the verdict that failed a phase of a test, with its place; None where none did."""
+    verdict: Plain | None = getattr(report, ATTRIBUTE, None)
+    if verdict is None or not report.failed:
+        return None
+    file, _, test = report.location
+    return Failure(report.nodeid, test, Path(file).as_posix(), verdict["line"], verdict)
+
+
+def show_summary(terminal: pytest.TerminalReporter, summary: Summary, settings: Settings) -> None:
+    """Show what could not be judged, a line for each rule, and where reports were written.
+
+    Args:
+        terminal: pytest's terminal.
+        summary: The failures of the run.
+        settings: The plugin's settings.
+    """
+    terminal.summary_failures_combined(NOT_JUDGED, "COULD NOT JUDGE", style=terminal.config.option.tbstyle)
+    lines = [f"NOT JUDGED {one.nodeid} - {one.verdict['check']}" for one in summary.failures if not one.judged]
+    lines += summary.rule_lines()
+    if settings.sarif is not None:
+        lines.append(f"tl: findings as SARIF: {settings.sarif}")
+    if settings.report is not None:
+        lines.append(f"tl: verdicts and records: {settings.report}")
+    if not lines:
+        return
+    terminal.write_sep("=", "tl-pytest")
+    for line in lines:
+        terminal.write_line(line)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in summary.annotations(terminal.config.rootpath):
+            terminal.write_line(line)
