@@ -99,8 +99,26 @@ def _inputs(factor):
     return case(step, make_setup)
 
 
+def _normalised(epsilon):
+    """Divide by norms that are 0, with an epsilon that float16 may not be able to hold."""
+
+    def step(setup, batch):
+        inputs = batch[0] * torch.arange(12.0).unsqueeze(1).clamp(max=1.0)
+        setup.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            hidden = setup.model.body(inputs) - setup.model.body.bias.half()
+            outputs = setup.model.head((hidden + 1e-3) / (hidden.abs().mean(dim=1, keepdim=True) + epsilon))
+        loss = (outputs.float() - batch[1]).square().mean()
+        setup.scaler.scale(loss).backward()
+        update(setup)
+        return loss.detach()
+
+    return step
+
+
 def buggy():
     return {
+        "an epsilon that float16 cannot hold": case(_normalised(1e-8), one(lr=1e-4)),
         "a loss": case(_loss(low=True)),
         "outputs, without a scaler": _outputs(factor=1e5),
         "outputs of one step": case(_seldom(1e6)),
@@ -114,6 +132,7 @@ NOTED = {"outputs, without a scaler": ("float16-without-scaler",)}
 
 def healthy():
     return {
+        "an epsilon that float16 cannot hold": case(_normalised(1e-3), one(lr=1e-4)),
         "a loss": case(_loss(low=False)),
         "outputs, without a scaler": _outputs(factor=1.0),
         "outputs of one step": case(_seldom(1.0)),
@@ -148,6 +167,20 @@ def near_misses():
 
 
 MESSAGES = {
+    "an epsilon that float16 cannot hold": """\
+Mixed precision training: failed, 1 finding
+
+[float16-overflow] the loss was not finite in steps 0-3 (loss nan)
+  cause: div at float16_overflow.py:110 made Inf in float16 in step 0: what it divides by, or takes the logarithm \
+of, is 0 there: numbers below 6e-8 are, an epsilon of 1e-8 too
+  fix: use an epsilon that float16 can hold (1e-4), or compute this part in float32
+
+Telemetry:
+  step  loss  lr      opt steps  scale
+  0     nan   0.0001  0          128
+  1     nan   0.0001  0          64
+  2     nan   0.0001  0          32
+  3     nan   0.0001  0          16""",
     "a loss": """\
 Mixed precision training: failed, 2 findings
 

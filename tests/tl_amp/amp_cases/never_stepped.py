@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from amp_loops import case, loss_of, plain, two
+import torch
+from amp_loops import case, loss_of, one, plain, two, update
 
 
 def _step(names):
@@ -18,12 +19,34 @@ def _step(names):
     return step
 
 
+def _guarded(*, early):
+    """Overflow at every scale that is tried, and leave on that before the scaler can lower it."""
+
+    def step(setup, batch):
+        setup.model.zero_grad()
+        loss = loss_of(setup, batch, torch.float16)
+        setup.scaler.scale(loss).backward()
+        grads = [parameter.grad for parameter in setup.model.parameters()]
+        if early and not all(grad.isfinite().all() for grad in grads):
+            return loss.detach()
+        update(setup)
+        return loss.detach()
+
+    return step
+
+
 def buggy():
-    return {"one of two": case(_step(("body",)), two())}
+    return {
+        "a guard before scaler.update()": case(_guarded(early=True), one(scale=2.0**20, lr=0.01), steps=8),
+        "one of two": case(_step(("body",)), two()),
+    }
 
 
 def healthy():
-    return {"one of two": case(_step(("body", "head")), two())}
+    return {
+        "a guard before scaler.update()": case(_guarded(early=False), one(scale=2.0**20, lr=0.01), steps=8),
+        "one of two": case(_step(("body", "head")), two()),
+    }
 
 
 def near_misses():
@@ -41,12 +64,36 @@ def near_misses():
 
 
 MESSAGES = {
+    "a guard before scaler.update()": """\
+Mixed precision training: failed, 1 finding
+
+[never-stepped] 'optimizer' never stepped in 8 steps, although 8 backward passes gave gradients to all 4 \
+parameters; nothing else moved them
+  cause: the gradients held Inf or NaN after each of 8 backward passes, at a scale of 1048576, and the loop left \
+before scaler.step() and scaler.update(): nothing lowers the scale
+  fix: leave the guard to the scaler: call scaler.step() and scaler.update() in every update; it skips the step and \
+lowers its scale
+
+Notes:
+[not-judged] no optimizer stepped in 8 steps: what an update shows could not be judged
+  fix: run at least one whole accumulation cycle
+
+Telemetry:
+  step  loss   lr    opt steps  scale
+  0     1.471  0.01  0          1.049e+06
+  1     3.913  0.01  0          1.049e+06
+  2     6.599  0.01  0          1.049e+06
+  3     2.651  0.01  0          1.049e+06
+  4     1.553  0.01  0          1.049e+06
+  5     2.327  0.01  0          1.049e+06
+  6     1.471  0.01  0          1.049e+06
+  7     3.913  0.01  0          1.049e+06""",
     "one of two": """\
 Mixed precision training: failed, 1 finding
 
 [never-stepped] 'head' never stepped in 4 steps, although 4 backward passes gave gradients to head.* (2 tensors); \
 nothing else moved them
-  cause: scaler.step() is called for 'body' only (never_stepped.py:14)
+  cause: scaler.step() is called for 'body' only (never_stepped.py:15)
   fix: call scaler.step(head) as well, before the one scaler.update() of the step
 
 Telemetry:

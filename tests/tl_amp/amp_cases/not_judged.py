@@ -67,6 +67,21 @@ def _offloaded(*, whole):
     return step
 
 
+def _noisy(scaled):
+    """Clamp noisy gradients, with noise of a generator that no seed reaches."""
+    generator = torch.Generator()
+
+    def step(setup, batch):
+        generator.seed()
+        setup.optimizer.zero_grad()
+        loss = loss_of(setup, batch) * (1.0 + scaled * torch.rand((), generator=generator))
+        setup.scaler.scale(loss).backward()
+        update(setup)
+        return loss.detach()
+
+    return step
+
+
 class OwnScale:
     """A scale that halves where gradients overflow, and doubles after two updates."""
 
@@ -131,6 +146,7 @@ def buggy():
         "nothing of mixed precision": case(float32, one(scale=None)),
         "losses that cannot be read": case(_offloaded(whole=True)),
         "two updates, both skipped": _too_few(2),
+        "noise that no seed reaches": case(_noisy(10.0)),
         "a scale of the loop's own": case(with_own_scale, make_own),
     } | ({} if torch.cuda.is_available() else {"a scaler for a device that is not there": case(plain, _with(for_cuda))})
 
@@ -144,6 +160,7 @@ def healthy():
         "nothing of mixed precision": case(bfloat16, one(scale=None)),
         "losses that cannot be read": case(_offloaded(whole=False)),
         "two updates, both skipped": _too_few(8),
+        "noise that no seed reaches": case(_noisy(0.0)),
         "a scale of the loop's own": case(lambda setup, batch: plain(setup, batch, torch.float16)),
     }
 
@@ -207,11 +224,18 @@ Notes:
 [not-judged] all 2 updates of 'optimizer' in this run were skipped by the GradScaler: whether its scale is only on \
 its way down could not be judged
   fix: run more steps""",
+    "noise that no seed reaches": """\
+Mixed precision training: passed, 1 note
+
+Notes:
+[not-judged] the loop's first update is another one each time it runs, from the same seed and loss scale: whether \
+its gradients depend on the scale could not be judged
+  fix: draw random numbers from the global generators, which are seeded, or from one that make_setup() builds""",
     "a scale of the loop's own": """\
 Mixed precision training: passed, 1 note
 
 Notes:
-[not-judged] the losses that backward() at not_judged.py:81 ran on are multiplied by 1024 to 2048, by no \
+[not-judged] the losses that backward() at not_judged.py:96 ran on are multiplied by 1024 to 2048, by no \
 GradScaler: how the loop adapts this scale, and which updates it skips, could not be judged
   fix: use torch.amp.GradScaler, which does both""",
     "a scaler for a device that is not there": """\

@@ -49,8 +49,20 @@ def _slope(*, safe):
     return step
 
 
+def _loaded(*, every):
+    """Load the state of the scaler in the first step, or in every step."""
+
+    def step(setup, batch):
+        if every or not setup.step_index:
+            setup.scaler.load_state_dict({**setup.scaler.state_dict(), "scale": 2.0**18})
+        return float16(setup, batch)
+
+    return step
+
+
 def buggy():
     return {
+        "a scale that is loaded again and again": case(_loaded(every=True), one(lr=0.01), steps=8),
         "a scale that grows after each update": case(float16, _growing(1), steps=12),
         "a scale that never comes down": case(float16, one(scale=2.0**60), steps=6),
         "a slope that is infinite": case(_slope(safe=False)),
@@ -62,6 +74,7 @@ def buggy():
 
 def healthy():
     return {
+        "a scale that is loaded again and again": case(_loaded(every=False), one(lr=0.01), steps=8),
         "a scale that grows after each update": case(float16, _growing(2000), steps=12),
         "a scale that never comes down": case(float16, one(scale=2.0**16), steps=6),
         "a slope that is infinite": case(_slope(safe=True)),
@@ -100,6 +113,26 @@ def near_misses():
 
 
 MESSAGES = {
+    "a scale that is loaded again and again": """\
+Mixed precision training: failed, 1 finding
+
+[skipped-updates] the GradScaler skipped all 8 updates of 'optimizer' (steps 0-7; 100 %, at most 25 % are allowed); \
+its scale went 262144 -> 131072 -> 262144 -> 131072 -> ... -> 262144 -> 131072
+  cause: the scale was set back up between updates, 7 times (from 131072 to 262144 the first time), so that it \
+never comes down to what fits: the scaler's state is loaded again, its update(new_scale) is given a number, or it \
+is built anew
+  fix: build the scaler once and load its state once, when a run is resumed; call update() without a number
+
+Telemetry:
+  step  loss   lr    opt steps  scale
+  0     1.471  0.01  0          1.311e+05
+  1     3.913  0.01  0          1.311e+05
+  2     6.599  0.01  0          1.311e+05
+  3     2.651  0.01  0          1.311e+05
+  4     1.553  0.01  0          1.311e+05
+  5     2.327  0.01  0          1.311e+05
+  6     1.471  0.01  0          1.311e+05
+  7     3.913  0.01  0          1.311e+05""",
     "a scale that grows after each update": """\
 Mixed precision training: failed, 1 finding
 
