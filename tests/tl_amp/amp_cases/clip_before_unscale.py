@@ -333,7 +333,7 @@ gradients of head.* (2 tensors) that are still 256 times too large: a norm of up
 reached in 4 of them
   cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
 scale, 0.00391
-  fix: call scaler.unscale_(optimizer) for each of the optimizers before clip_grad_norm_() at \
+  fix: call scaler.unscale_(optimizer) for 'head' before clip_grad_norm_() at \
 clip_before_unscale.py:32, once an update
 
 Telemetry:

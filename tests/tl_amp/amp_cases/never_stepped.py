@@ -35,8 +35,25 @@ def _guarded(*, early):
     return step
 
 
+def _alone(*, steps):
+    """Unscale and update, and step or not."""
+
+    def step(setup, batch):
+        setup.model.zero_grad()
+        loss = loss_of(setup, batch)
+        setup.scaler.scale(loss).backward()
+        setup.scaler.unscale_(setup.optimizer)
+        if steps:
+            setup.scaler.step(setup.optimizer)
+        setup.scaler.update()
+        return loss.detach()
+
+    return step
+
+
 def buggy():
     return {
+        "the only one": case(_alone(steps=False)),
         "a guard before scaler.update()": case(_guarded(early=True), one(scale=2.0**20, lr=0.01), steps=8),
         "one of two": case(_step(("body",)), two()),
     }
@@ -44,6 +61,7 @@ def buggy():
 
 def healthy():
     return {
+        "the only one": case(_alone(steps=True)),
         "a guard before scaler.update()": case(_guarded(early=False), one(scale=2.0**20, lr=0.01), steps=8),
         "one of two": case(_step(("body", "head")), two()),
     }
@@ -64,6 +82,25 @@ def near_misses():
 
 
 MESSAGES = {
+    "the only one": """\
+Mixed precision training: failed, 1 finding
+
+[never-stepped] 'optimizer' never stepped in 4 steps, although 4 backward passes gave gradients to all 4 \
+parameters; nothing else moved them
+  cause: undecided: scaler.step() is not called for it, the condition under which it is called is never true (`i % \
+k == k`), or the run is shorter than one of its cycles
+  fix: call scaler.step(optimizer); if it is due only after more than 4 steps, run more
+
+Notes:
+[not-judged] no optimizer stepped in 4 steps: what an update shows could not be judged
+  fix: run at least one whole accumulation cycle
+
+Telemetry:
+  step  loss   lr    opt steps  scale
+  0     1.472  0.05  0          256
+  1     3.916  0.05  0          256
+  2     6.604  0.05  0          256
+  3     2.652  0.05  0          256""",
     "a guard before scaler.update()": """\
 Mixed precision training: failed, 1 finding
 

@@ -57,8 +57,25 @@ def _closure(*, through):
     return step
 
 
+def _unscaled(*, early):
+    def step(setup, batch):
+        setup.optimizer.zero_grad()
+        loss = setup.scaler.scale(loss_of(setup, batch))
+        if early:
+            setup.scaler.unscale_(setup.optimizer)
+        loss.backward()
+        if not early:
+            setup.scaler.unscale_(setup.optimizer)
+        setup.scaler.step(setup.optimizer)
+        setup.scaler.update()
+        return loss.detach()
+
+    return step
+
+
 def buggy():
     return {
+        "unscale_ before backward": case(_unscaled(early=True)),
         "float16 weights": case(_low, make_half),
         "a part without gradients": case(_reached(("body", "head")), two()),
         "a closure": case(_closure(through=True), one(torch.optim.LBFGS, lr=0.1)),
@@ -67,6 +84,7 @@ def buggy():
 
 def healthy():
     return {
+        "unscale_ before backward": case(_unscaled(early=False)),
         "float16 weights": case(_low, one(lr=0.01)),
         "a part without gradients": case(_reached(("body", "head")), _both),
         "a closure": case(_closure(through=False), one(torch.optim.LBFGS, None, lr=0.1)),
@@ -99,6 +117,18 @@ def near_misses():
 
 
 MESSAGES = {
+    "unscale_ before backward": """\
+Mixed precision training: failed, 1 finding
+
+[scaler-refuses] all 4 parameters of 'optimizer' had no gradient when the scaler unscaled them: the GradScaler \
+raised at scaler_refuses.py:69 in step 0 (No inf checks were recorded for this optimizer)
+  cause: scaler.unscale_() came before backward() at scaler_refuses.py:66: it found no gradients, and a scaler \
+looks at them once an update
+  fix: call scaler.unscale_() after backward(), once an update
+
+Telemetry:
+  step  lr    opt steps  scale
+  0     0.05  0          256""",
     "float16 weights": """\
 Mixed precision training: failed, 1 finding
 

@@ -28,8 +28,26 @@ def directly(setup, optimizer):
     optimizer.step()
 
 
+def _again(*, again):
+    """Step and update, and do so once more for good measure."""
+
+    def step(setup, batch):
+        setup.model.zero_grad()
+        loss = loss_of(setup, batch)
+        setup.scaler.scale(loss).backward()
+        setup.scaler.step(setup.optimizer)
+        setup.scaler.update()
+        if again:
+            setup.scaler.step(setup.optimizer)
+            setup.scaler.update()
+        return loss.detach()
+
+    return step
+
+
 def buggy():
     return {
+        "through the scaler, after an update()": case(_again(again=True)),
         "through the scaler, which raises": case(_step(through_the_scaler)),
         "directly": case(_step(directly)),
     }
@@ -37,6 +55,7 @@ def buggy():
 
 def healthy():
     return {
+        "through the scaler, after an update()": case(_again(again=False)),
         "through the scaler, which raises": case(_step()),
         "directly": case(_step()),
     }
@@ -68,6 +87,21 @@ def near_misses():
 
 
 MESSAGES = {
+    "through the scaler, after an update()": """\
+Mixed precision training: failed, 1 finding
+
+[stepped-twice] 'optimizer' was stepped through the scaler at stepped_twice.py:38 and again at stepped_twice.py:41, \
+without a backward pass in between (4 times, steps 0-3)
+  cause: the gradients of the first of these updates are still there: the scaler divides them by the scale once \
+more, and they are applied again
+  fix: call scaler.step(optimizer) once for each backward pass
+
+Telemetry:
+  step  loss   grad norm  update     lr    opt steps  scale
+  0     1.472  0.008939   0.0004469  0.05  2          256
+  1     3.62   0.01543    0.0007715  0.05  2          256
+  2     4.972  0.02325    0.001163   0.05  2          256
+  3     1.87   0.01034    0.0005171  0.05  2          256""",
     "through the scaler, which raises": """\
 Mixed precision training: failed, 1 finding
 

@@ -278,6 +278,17 @@ def _no_gradients(run: Evidence, call: Raised) -> Finding:
                 run.named(held),
             )
     others = {i for _, e in call.since if isinstance(e, Backward) for i in e.filled}
+    if not held.isdisjoint(others):
+        sites = together(event.site for event in _filled(run, call, call.since))
+        return _finding(
+            call,
+            "scaler-refuses",
+            f"scaler.unscale_() came before backward() at {sites}: it found no gradients, and a scaler looks at them "
+            "once an update",
+            "call scaler.unscale_() after backward(), once an update",
+            f"{whose} had no gradient when the scaler unscaled them",
+            run.named(held),
+        )
     return _finding(
         call,
         "scaler-refuses",

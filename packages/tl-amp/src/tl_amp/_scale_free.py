@@ -158,10 +158,11 @@ def _why(run: Evidence, differing: list[str], names: list[str]) -> tuple[str, st
         )
     if edited == "":
         return (
-            f"undecided, but within the backward pass, since nothing changed the gradients after it: {_TERM}, or hooks "
+            f"undecided, but within the backward pass, since nothing changed the gradients after it: {_TERM}, "
+            "scaler.scale() takes something that the loss is computed of (outputs) instead of the loss, or hooks "
             "inside of the model act on gradients that are still multiplied by the scale",
-            "divide gradients of a scaled loss by scaler.get_scale() before they go into a loss; multiply bounds in "
-            "hooks by it",
+            "scale the loss itself; divide gradients of a scaled loss by scaler.get_scale() before they go into a "
+            "loss; multiply bounds in hooks by it",
         )
     return (
         "undecided: something acts on gradients that are still multiplied by the scale (a clamp, a threshold, noise), "

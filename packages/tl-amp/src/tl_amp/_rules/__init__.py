@@ -35,6 +35,7 @@ def rules(every: int, max_skipped_fraction: float) -> tuple[Rule, ...]:
         stepping.stepped_past_scaler,
         stepping.stepped_after_unscaling,
         stepping.stepped_besides,
+        stepping.stepped_again,
         stepping.unused_scaler,
         losses.loss_not_scaled,
         by_hand.scaled_twice,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from tl_amp._acts import PARTLY, SCALED, fresh, is_scaled, known_scales, passes, total, unscalings
-from tl_amp._words import at, number, scales, several, telling
+from tl_amp._words import at, number, quoted, scales, several, telling
 from tl_core import Finding
 from tl_telemetry import Clip, Evidence, OptimizerStep
 
@@ -39,7 +39,8 @@ def clip_before_unscale(run: Evidence) -> Iterator[Finding]:
         graded = {i for _, clip, _ in found for i in clip.graded}
         scaled = still & graded
         whose = "" if scaled == graded else f" of {run.shown(scaled)}"
-        which = "optimizer) before" if scaled == graded else "optimizer) for each of the optimizers before"
+        names = [name for name, own in run.setup.optimizers.items() if not scaled.isdisjoint(_held(run, own))]
+        which = "optimizer)" if len(run.setup.optimizers) == 1 or not names else f"optimizer) for {quoted(names)}"
         largest = max((norm for norm in norms if math.isfinite(norm)), default=math.nan)
         yield Finding(
             rule="clip-before-unscale",
@@ -48,11 +49,17 @@ def clip_before_unscale(run: Evidence) -> Iterator[Finding]:
             f"{number(largest)} against a bound of {_shown(bounds)}, reached in {reached} of them",
             cause="clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is "
             f"bound / scale, {_effective(bounds, values)}",
-            fix=f"call scaler.unscale_({which} {function}() at {site}, once an update",
+            fix=f"call scaler.unscale_({which} before {function}() at {site}, once an update",
             steps=hit,
             parameters=run.named(scaled),
             evidence={"calls": len(found), "reached": reached, "bound": bounds[0], "scale": values[0]},
         )
+
+
+def _held(run: Evidence, optimizer: object) -> set[int]:
+    groups = getattr(optimizer, "param_groups", [])
+    known = (run.tensors.index_of.get(id(parameter)) for group in groups for parameter in group["params"])
+    return {i for i in known if i is not None}
 
 
 def _scale_at(run: Evidence, place: int, clip: Clip) -> tuple[float, set[int]]:

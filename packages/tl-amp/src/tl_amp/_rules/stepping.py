@@ -10,6 +10,7 @@ from dataclasses import replace
 from tl_amp._acts import (
     PARTLY,
     SCALED,
+    Attempt,
     Stepped,
     Unscaled,
     attempts,
@@ -26,7 +27,7 @@ from tl_amp._acts import (
 )
 from tl_amp._words import at, quoted, scale_of, scales, several, telling, together
 from tl_core import Finding
-from tl_telemetry import Backward, Clip, Evidence, GradientsCleared
+from tl_telemetry import Backward, Clip, Evidence, GradientsCleared, OptimizerStep
 from tl_telemetry import never_stepped as telemetry_never_stepped
 
 
@@ -121,6 +122,38 @@ def stepped_besides(run: Evidence) -> Iterator[Finding]:
             fix=f"remove the optimizer.step() at {sites}",
             steps=hit,
             parameters=run.named({i for stepped, _ in found for i in stepped.event.graded}),
+            evidence={"times": len(found)},
+        )
+
+
+def stepped_again(run: Evidence) -> Iterator[Finding]:
+    """See optimizers that the scaler steps once more with the gradients of its last step."""
+    hits: dict[str, list[tuple[Attempt, Attempt]]] = {}
+    last: dict[str, Attempt] = {}
+    for attempt in attempts(run):
+        before = last.get(attempt.optimizer)
+        event = run.events[attempt.place][1]
+        if (
+            before is not None
+            and before.applied
+            and isinstance(event, OptimizerStep)
+            and not _filled_between(run, event.graded, before.place, attempt.place)
+            and any(norm > 0.0 for norm in event.norms.values())
+        ):
+            hits.setdefault(attempt.optimizer, []).append((before, attempt))
+        last[attempt.optimizer] = attempt
+    for name, found in hits.items():
+        first, second = (together(pair[i].site for pair in found) for i in (0, 1))
+        where = f"at {first} and again at {second}" if first != second else f"again and again at {first}"
+        hit = telling(attempt.step for _, attempt in found)
+        yield Finding(
+            rule="stepped-twice",
+            seen=f"{name!r} was stepped through the scaler {where}, without a backward pass in between "
+            f"({several(len(found), 'time')}, {at(hit)})",
+            cause="the gradients of the first of these updates are still there: the scaler divides them by the scale "
+            "once more, and they are applied again",
+            fix=f"call scaler.step({_variable(name)}) once for each backward pass",
+            steps=hit,
             evidence={"times": len(found)},
         )
 
@@ -234,7 +267,9 @@ def _stuck(run: Evidence, finding: Finding) -> Finding:
     norms = [norm for passed in passes(run).values() for norm in norms_after(passed.event).values()]
     bad = [passed for passed in passes(run).values() if any(map(_not_finite, norms_after(passed.event).values()))]
     if not norms or len(bad) < len(passes(run)) or not own_scalers(run) or scaler_updates(run):
-        return finding
+        return (
+            _through_the_scaler(finding) if own_scalers(run) and (scaler_updates(run) or unscalings(run)) else finding
+        )
     scale = run.records[-1].loss_scale
     return replace(
         finding,
@@ -248,3 +283,13 @@ def _stuck(run: Evidence, finding: Finding) -> Finding:
 
 def _not_finite(value: float) -> bool:
     return not math.isfinite(value)
+
+
+def _through_the_scaler(finding: Finding) -> Finding:
+    """Say scaler.step() where a finding says step()."""
+    name = finding.seen.split("'")[1]
+    return replace(
+        finding,
+        cause=finding.cause.replace("step() is not called on this optimizer", "scaler.step() is not called for it"),
+        fix=finding.fix.replace(f"call step() on {name!r}", f"call scaler.step({_variable(name)})"),
+    )
