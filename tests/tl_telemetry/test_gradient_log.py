@@ -73,6 +73,24 @@ def test_the_events_are_those_of_the_record() -> None:
     assert [act.step for act in log.acts] == [0, 0, 1, 1]
 
 
+def test_a_gradient_that_stays_as_it_is_is_copied_once() -> None:
+    """From one act to the next, of each parameter by itself; what is cleared and made anew is another copy."""
+    setup = make_setup()
+
+    def work(look: Any) -> None:
+        for _ in range(2):
+            setup.model(torch.ones(4, 3)).square().mean().backward()
+            setup.model.bias.grad.mul_(2.0)
+            setup.optimizer.step()
+            setup.optimizer.zero_grad()
+
+    (first, step, second, _), _ = logged(setup, work)
+    assert step.before[0] is first.after[0]
+    assert torch.equal(step.before[1], 2.0 * first.after[1])
+    assert second.before == {}
+    assert not torch.equal(second.after[0], step.before[0])
+
+
 def test_copies_stay_as_they_were() -> None:
     """What the loop does to its gradients later does not reach them."""
     setup = make_setup()

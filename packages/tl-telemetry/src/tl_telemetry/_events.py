@@ -115,6 +115,11 @@ class OptimizerStep:
     scaler: str | None  # the GradScaler whose step() called it; None: the person called it
     site: str  # with a GradScaler: the line that called it, or its scaler's step(); else ""
 
+    @property
+    def applied(self) -> bool:
+        """Whether it was not skipped by a fused optimizer that found an overflow."""
+        return self.found_inf is None or self.found_inf.value() == 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Unscaling:

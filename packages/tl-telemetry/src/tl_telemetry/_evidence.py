@@ -12,7 +12,7 @@ from tl_core import TrainingSetup, group_names, match_names, step_ranges
 from tl_telemetry._events import Backward, Clip, Event, OptimizerStep, SchedulerStep, Warned
 from tl_telemetry._facts import Facts
 from tl_telemetry._options import Options
-from tl_telemetry._record import StepRecord, applied, grad_norms, total
+from tl_telemetry._record import StepRecord, grad_norms, total
 from tl_telemetry._tensors import Tensors
 
 
@@ -81,7 +81,7 @@ class Evidence:
     @cached_property
     def steps(self) -> list[tuple[StepRecord, OptimizerStep]]:
         """Every optimizer step that had something to apply, in order."""
-        return [(record, event) for record in self.records for event in record.optimizer_step_events if applied(event)]
+        return [(record, event) for record in self.records for event in record.optimizer_step_events if event.applied]
 
     @cached_property
     def events(self) -> list[tuple[StepRecord, Event]]:
@@ -118,7 +118,7 @@ class Evidence:
             for event in record.events:
                 if isinstance(event, Backward):
                     latest = event.number
-                elif isinstance(event, OptimizerStep) and applied(event):
+                elif isinstance(event, OptimizerStep) and event.applied:
                     after.setdefault(latest, []).append((record, event))
         return after
 

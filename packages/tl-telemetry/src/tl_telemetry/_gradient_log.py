@@ -40,20 +40,24 @@ class GradientAct:
 class GradientLog:
     """Collects the gradients around each act of a run: ``observe(setup, gradients=log)``.
 
-    Each act costs two copies of all gradients to the CPU, and waits for the device: it is for short runs. Clear
-    ``acts`` when they have been read.
+    Each act reads all gradients twice and waits for the device: it is for short runs. A gradient that stays as it is
+    from one act to the next is one copy for both, which nobody may change. Clear ``acts`` when they have been read.
     """
 
     acts: list[GradientAct] = field(default_factory=list)
+    _last: Gradients = field(default_factory=dict, init=False, repr=False)
 
     def copy(self, follows: Follows) -> Gradients:
         """Return copies of the gradients as they are now; sparse ones are made dense."""
         held = ((index, tensor.grad) for index, tensor in enumerate(follows.tensors))
-        return {index: _copied(grad) for index, grad in held if grad is not None}
+        self._last = {index: _copied(grad, self._last.get(index)) for index, grad in held if grad is not None}
+        return self._last
 
 
-def _copied(grad: Tensor) -> Tensor:
+def _copied(grad: Tensor, last: Tensor | None) -> Tensor:
     grad = grad.detach()
-    if grad.layout is not torch.strided:
-        return grad.to_dense().to("cpu")
-    return grad.to("cpu", copy=True)
+    dense = grad if grad.layout is torch.strided else grad.to_dense()
+    now = dense.to("cpu", copy=True)
+    if last is not None and last.dtype is now.dtype and torch.equal(last, now):
+        return last
+    return now

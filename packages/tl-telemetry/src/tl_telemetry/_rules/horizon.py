@@ -10,7 +10,6 @@ from tl_core import Finding
 from tl_telemetry._events import OptimizerStep, SchedulerStep
 from tl_telemetry._evidence import Evidence, fresh_passes, several
 from tl_telemetry._horizon import Horizon, horizons
-from tl_telemetry._record import applied
 from tl_telemetry._rules.schedule import optimizer_name, orphan
 
 
@@ -81,7 +80,7 @@ def _places(run: Evidence, name: str, optimizer: str) -> list[int]:
     """Return how many updates came before each step of a scheduler."""
     updates, places = 0, []
     for _, event in run.events:
-        if isinstance(event, OptimizerStep) and event.optimizer == optimizer and applied(event):
+        if isinstance(event, OptimizerStep) and event.optimizer == optimizer and event.applied:
             updates += 1
         elif isinstance(event, SchedulerStep) and event.scheduler == name:
             places += [updates] * event.count

@@ -9,7 +9,7 @@ from itertools import pairwise
 from tl_core import Finding
 from tl_telemetry._events import OptimizerStep
 from tl_telemetry._evidence import Evidence, at, enough, fresh_passes, several, telling
-from tl_telemetry._record import StepRecord, applied, total
+from tl_telemetry._record import StepRecord, total
 from tl_telemetry._rules.gradients import without_gradient
 
 
@@ -81,7 +81,7 @@ def repeated_step(run: Evidence) -> Iterator[Finding]:
         if not enough(len(hit), len(steps)):
             continue
         within = all(
-            len([e for e in record.steps_of(name) if applied(e)]) > 1 for record, _ in steps if record.step in hit
+            len([e for e in record.steps_of(name) if e.applied]) > 1 for record, _ in steps if record.step in hit
         )
         yield Finding(
             rule="repeated-step",
