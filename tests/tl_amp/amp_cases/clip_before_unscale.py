@@ -89,6 +89,25 @@ def _micro_batches(*, unscale):
     return step
 
 
+def _by_hand(bound, *, early):
+    """Clip before a loss scale is undone by hand, or after it."""
+
+    def step(setup, batch):
+        setup.optimizer.zero_grad()
+        loss = loss_of(setup, batch)
+        (1024.0 * loss).backward()
+        if early:
+            clip_grad_norm_(setup.model.parameters(), bound)
+        for parameter in setup.model.parameters():
+            parameter.grad.div_(1024.0)
+        if not early:
+            clip_grad_norm_(setup.model.parameters(), bound)
+        setup.optimizer.step()
+        return loss.detach()
+
+    return case(step, one(scale=None))
+
+
 def _hooked(*, early):
     """Clip in a hook that a fused optimizer calls before its step, or after unscale_()."""
 
@@ -113,11 +132,15 @@ def _hooked(*, early):
 
 
 def buggy():
-    return {name: case(_step(clip, unscale=())) for name, clip in CLIPS.items()} | {
+    return {name: case(_step(clip, unscale=()), steps=3) for name, clip in CLIPS.items()} | {
         "of both, with one unscaled": case(_step(by_name, unscale=("body",)), two()),
         "in a step hook of a fused optimizer": _hooked(early=True),
         "of accumulated gradients": case(_micro_batches(unscale=False)),
+        "of a scale by hand": _by_hand(1.0, early=True),
     }
+
+
+NOTED = dict.fromkeys(("of a scale by hand", "a bound that is multiplied by a scale by hand"), ("static-scale",))
 
 
 def healthy():
@@ -125,6 +148,7 @@ def healthy():
         "of both, with one unscaled": case(_step(by_name, unscale=("body", "head")), two()),
         "in a step hook of a fused optimizer": _hooked(early=False),
         "of accumulated gradients": case(_micro_batches(unscale=True)),
+        "of a scale by hand": _by_hand(1.0, early=False),
     }
 
 
@@ -144,23 +168,11 @@ def near_misses():
     def measured(parameters):
         clip_grad_norm_(parameters, float("inf"))
 
-    def read(parameters):
-        get_total_norm([parameter.grad for parameter in parameters])
-
-    def normalised(setup, batch):
-        """Bring the loss, and so the gradients, to one size before it is scaled."""
-        setup.optimizer.zero_grad()
-        loss = loss_of(setup, batch)
-        setup.scaler.scale(loss / loss.detach()).backward()
-        update(setup)
-        return loss.detach()
-
     return {
         "a bound that is multiplied by the scale": case(times_the_scale),
+        "a bound that is multiplied by a scale by hand": _by_hand(0.5 * 1024.0, early=True),
         "a bound that measures only": case(_step(measured, unscale=())),
         "a division by one number": case(_step(by_a_count, unscale=())),
-        "a loss that is normalised": case(normalised),
-        "a norm that is only read": case(_step(read, unscale=())),
     }
 
 
@@ -168,8 +180,8 @@ def near_misses():
 NORM = """\
 Mixed precision training: failed, 1 finding
 
-[clip-before-unscale] {function}() at clip_before_unscale.py:{line} ran before unscale_ in 4 calls (steps 0-3), on \
-gradients that are still 256 times too large: a norm of up to 1.81e+03 against a bound of 1, reached in 4 of them
+[clip-before-unscale] {function}() at clip_before_unscale.py:{line} ran before unscale_ in 3 calls (steps 0-2), on \
+gradients that are still 256 times too large: a norm of up to 1.81e+03 against a bound of 1, reached in 3 of them
   cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
 scale, 0.00391
   fix: call scaler.unscale_(optimizer) before {function}() at clip_before_unscale.py:{line}, once an update
@@ -178,14 +190,13 @@ Telemetry:
   step  loss   grad norm         update     lr    opt steps  scale
   0     1.472  2.288 → 0.003906  0.0001953  0.05  1          256
   1     3.916  4.224 → 0.003906  0.0001953  0.05  1          256
-  2     6.596  7.057 → 0.003906  0.0001953  0.05  1          256
-  3     2.652  2.792 → 0.003906  0.0001953  0.05  1          256"""
+  2     6.596  7.057 → 0.003906  0.0001953  0.05  1          256"""
 
 BY_HAND = """\
 Mixed precision training: failed, 1 finding
 
-[clip-before-unscale] before unscale_, the total norm of the gradients of 'optimizer' was brought to 1 in 4 of 4 \
-updates (steps 0-3), from 586 to 1.81e+03: they are clipped or normalised by hand while they are still 256 times \
+[clip-before-unscale] before unscale_, the total norm of the gradients of 'optimizer' was brought to 1 in 3 of 3 \
+updates (steps 0-2), from 586 to 1.81e+03: they are clipped or normalised by hand while they are still 256 times \
 too large
   cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
 scale, 0.00391
@@ -195,61 +206,17 @@ Telemetry:
   step  loss   grad norm  update     lr    opt steps  scale
   0     1.472  0.003906   0.0001953  0.05  1          256
   1     3.916  0.003906   0.0001953  0.05  1          256
-  2     6.596  0.003906   0.0001953  0.05  1          256
-  3     2.652  0.003906   0.0001953  0.05  1          256"""
+  2     6.596  0.003906   0.0001953  0.05  1          256"""
 
 MESSAGES = {
-    "clip_grad_norm_ by attribute": """\
-Mixed precision training: failed, 1 finding
-
-[clip-before-unscale] clip_grad_norm_() at clip_before_unscale.py:28 ran before unscale_ in 4 calls (steps 0-3), on \
-gradients that are still 256 times too large: a norm of up to 1.81e+03 against a bound of 1, reached in 4 of them
-  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
-scale, 0.00391
-  fix: call scaler.unscale_(optimizer) before clip_grad_norm_() at clip_before_unscale.py:28, once an update
-
-Telemetry:
-  step  loss   grad norm         update     lr    opt steps  scale
-  0     1.472  2.288 → 0.003906  0.0001953  0.05  1          256
-  1     3.916  4.224 → 0.003906  0.0001953  0.05  1          256
-  2     6.596  7.057 → 0.003906  0.0001953  0.05  1          256
-  3     2.652  2.792 → 0.003906  0.0001953  0.05  1          256""",
-    "clip_grad_norm_ by name": """\
-Mixed precision training: failed, 1 finding
-
-[clip-before-unscale] clip_grad_norm_() at clip_before_unscale.py:32 ran before unscale_ in 4 calls (steps 0-3), on \
-gradients that are still 256 times too large: a norm of up to 1.81e+03 against a bound of 1, reached in 4 of them
-  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
-scale, 0.00391
-  fix: call scaler.unscale_(optimizer) before clip_grad_norm_() at clip_before_unscale.py:32, once an update
-
-Telemetry:
-  step  loss   grad norm         update     lr    opt steps  scale
-  0     1.472  2.288 → 0.003906  0.0001953  0.05  1          256
-  1     3.916  4.224 → 0.003906  0.0001953  0.05  1          256
-  2     6.596  7.057 → 0.003906  0.0001953  0.05  1          256
-  3     2.652  2.792 → 0.003906  0.0001953  0.05  1          256""",
-    "new functions": """\
-Mixed precision training: failed, 1 finding
-
-[clip-before-unscale] clip_grads_with_norm_() at clip_before_unscale.py:36 ran before unscale_ in 4 calls (steps \
-0-3), on gradients that are still 256 times too large: a norm of up to 1.81e+03 against a bound of 1, reached in 4 \
-of them
-  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
-scale, 0.00391
-  fix: call scaler.unscale_(optimizer) before clip_grads_with_norm_() at clip_before_unscale.py:36, once an update
-
-Telemetry:
-  step  loss   grad norm         update     lr    opt steps  scale
-  0     1.472  2.288 → 0.003906  0.0001953  0.05  1          256
-  1     3.916  4.224 → 0.003906  0.0001953  0.05  1          256
-  2     6.596  7.057 → 0.003906  0.0001953  0.05  1          256
-  3     2.652  2.792 → 0.003906  0.0001953  0.05  1          256""",
+    "clip_grad_norm_ by attribute": NORM.format(function="clip_grad_norm_", line=28),
+    "clip_grad_norm_ by name": NORM.format(function="clip_grad_norm_", line=32),
+    "new functions": NORM.format(function="clip_grads_with_norm_", line=36),
     "clip_grad_value_": """\
 Mixed precision training: failed, 1 finding
 
-[clip-before-unscale] clip_grad_value_() at clip_before_unscale.py:40 ran before unscale_ in 4 calls (steps 0-3), \
-on gradients that are still 256 times too large: a norm of up to 1.8e+03 against a bound of 0.5, reached in 4 of \
+[clip-before-unscale] clip_grad_value_() at clip_before_unscale.py:40 ran before unscale_ in 3 calls (steps 0-2), \
+on gradients that are still 256 times too large: a norm of up to 1.8e+03 against a bound of 0.5, reached in 3 of \
 them
   cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
 scale, 0.00195
@@ -259,45 +226,14 @@ Telemetry:
   step  loss   grad norm        update     lr    opt steps  scale
   0     1.472  2.288 → 0.01755  0.0008775  0.05  1          256
   1     3.912  4.219 → 0.01758  0.0008789  0.05  1          256
-  2     6.59   7.047 → 0.01758  0.0008789  0.05  1          256
-  3     2.65   2.793 → 0.01745  0.0008724  0.05  1          256""",
-    "by hand": """\
-Mixed precision training: failed, 1 finding
-
-[clip-before-unscale] before unscale_, the total norm of the gradients of 'optimizer' was brought to 1 in 4 of 4 \
-updates (steps 0-3), from 586 to 1.81e+03: they are clipped or normalised by hand while they are still 256 times \
-too large
-  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
-scale, 0.00391
-  fix: call scaler.unscale_(optimizer) before the gradients are clipped, once an update
-
-Telemetry:
-  step  loss   grad norm  update     lr    opt steps  scale
-  0     1.472  0.003906   0.0001953  0.05  1          256
-  1     3.916  0.003906   0.0001953  0.05  1          256
-  2     6.596  0.003906   0.0001953  0.05  1          256
-  3     2.652  0.003906   0.0001953  0.05  1          256""",
-    "by hand, with numbers": """\
-Mixed precision training: failed, 1 finding
-
-[clip-before-unscale] before unscale_, the total norm of the gradients of 'optimizer' was brought to 1 in 4 of 4 \
-updates (steps 0-3), from 586 to 1.81e+03: they are clipped or normalised by hand while they are still 256 times \
-too large
-  cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
-scale, 0.00391
-  fix: call scaler.unscale_(optimizer) before the gradients are clipped, once an update
-
-Telemetry:
-  step  loss   grad norm  update     lr    opt steps  scale
-  0     1.472  0.003906   0.0001953  0.05  1          256
-  1     3.916  0.003906   0.0001953  0.05  1          256
-  2     6.596  0.003906   0.0001953  0.05  1          256
-  3     2.652  0.003906   0.0001953  0.05  1          256""",
+  2     6.59   7.047 → 0.01758  0.0008789  0.05  1          256""",
+    "by hand": BY_HAND,
+    "by hand, with numbers": BY_HAND,
     "each by hand": """\
 Mixed precision training: failed, 1 finding
 
-[clip-before-unscale] before unscale_, the norm of each gradient of 'optimizer' was brought to 0.5 in 4 of 4 \
-updates (steps 0-3), from 54.7 to 1.45e+03: they are clipped or normalised by hand while they are still 256 times \
+[clip-before-unscale] before unscale_, the norm of each gradient of 'optimizer' was brought to 0.5 in 3 of 3 \
+updates (steps 0-2), from 54.7 to 1.45e+03: they are clipped or normalised by hand while they are still 256 times \
 too large
   cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
 scale, 0.00195
@@ -307,13 +243,12 @@ Telemetry:
   step  loss   grad norm  update     lr    opt steps  scale
   0     1.472  0.003906   0.0001953  0.05  1          256
   1     3.914  0.003906   0.0001953  0.05  1          256
-  2     6.595  0.003906   0.0001953  0.05  1          256
-  3     2.65   0.003906   0.0001953  0.05  1          256""",
+  2     6.595  0.003906   0.0001953  0.05  1          256""",
     "elements by hand": """\
 Mixed precision training: failed, 1 finding
 
-[clip-before-unscale] before unscale_, the largest element of each gradient of 'optimizer' was brought to 0.5 in 4 \
-of 4 updates (steps 0-3), from 17.3 to 498: they are clipped or normalised by hand while they are still 256 times \
+[clip-before-unscale] before unscale_, the largest element of each gradient of 'optimizer' was brought to 0.5 in 3 \
+of 3 updates (steps 0-2), from 17.3 to 498: they are clipped or normalised by hand while they are still 256 times \
 too large
   cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
 scale, 0.00195
@@ -323,8 +258,7 @@ Telemetry:
   step  loss   grad norm  update     lr    opt steps  scale
   0     1.472  0.01755    0.0008775  0.05  1          256
   1     3.912  0.01758    0.0008789  0.05  1          256
-  2     6.59   0.01758    0.0008789  0.05  1          256
-  3     2.65   0.01745    0.0008724  0.05  1          256""",
+  2     6.59   0.01758    0.0008789  0.05  1          256""",
     "of both, with one unscaled": """\
 Mixed precision training: failed, 1 finding
 
@@ -333,8 +267,8 @@ gradients of head.* (2 tensors) that are still 256 times too large: a norm of up
 reached in 4 of them
   cause: clipping comes before scaler.unscale_(): the bound that the gradients themselves are held to is bound / \
 scale, 0.00391
-  fix: call scaler.unscale_(optimizer) for 'head' before clip_grad_norm_() at \
-clip_before_unscale.py:32, once an update
+  fix: call scaler.unscale_(optimizer) for 'head' before clip_grad_norm_() at clip_before_unscale.py:32, once an \
+update
 
 Telemetry:
   step  loss   grad norm body       update body  lr body  opt steps body  grad norm head    update head  lr head  \
@@ -377,4 +311,26 @@ Telemetry:
   1     3.916  2.971 → 0.003906  0.0001953  0.05  1          256
   2     6.595  -                 -          0.05  0          256
   3     2.651  4.521 → 0.003906  0.0001953  0.05  1          256""",
+    "of a scale by hand": """\
+Mixed precision training: failed, 1 finding
+
+[clip-before-unscale] clip_grad_norm_() at clip_before_unscale.py:100 brought the gradients from a norm of up to \
+7.23e+03 to its bound of 1, and they were divided by the loss scale of 1024 by hand only after it (4 updates, steps \
+0-3)
+  cause: clipping comes before the loss scale is undone: the bound that the gradients themselves are held to is \
+bound / scale, 0.000977
+  fix: divide the gradients by the loss scale before clip_grad_norm_() at clip_before_unscale.py:100
+
+Notes:
+[static-scale] the loss that backward() at clip_before_unscale.py:98 ran on is multiplied by 1024, and the \
+gradients were edited by hand before the optimizers stepped (seen in steps 0-3): a loss scale that does not adapt
+  cause: a static scale overflows where the gradients grow, and nothing skips such an update
+  fix: use torch.amp.GradScaler, which adapts its scale; nothing, if the scale is known to fit
+
+Telemetry:
+  step  loss   grad norm         update     lr    opt steps
+  0     1.472  2343 → 0.0009766  4.883e-05  0.05  1
+  1     3.914  4323 → 0.0009766  4.883e-05  0.05  1
+  2     6.6    7228 → 0.0009766  4.883e-05  0.05  1
+  3     2.651  2861 → 0.0009766  4.883e-05  0.05  1""",
 }

@@ -68,7 +68,7 @@ def depends_on_scale(run: Evidence, make_setup: Callable[..., Any], repeat: Repe
     higher = _first_update(make_setup, repeat, first, scale, FACTOR)
     if higher and not set(_differing(usual, higher)) & set(differing):
         return None  # float16 loses small gradients at the lower scale: what a scale is for
-    return _finding(run, first, differing, usual, lower, what)
+    return _finding(run, first, scale, differing, usual, lower, what)
 
 
 def _first_update(
@@ -117,11 +117,17 @@ def _dtypes(run: Evidence) -> set[torch.dtype]:
 
 
 def _finding(
-    run: Evidence, step: int, differing: list[str], usual: dict[str, float], lower: dict[str, float], what: str
+    run: Evidence,
+    step: int,
+    scale: float | None,
+    differing: list[str],
+    usual: dict[str, float],
+    lower: dict[str, float],
+    what: str,
 ) -> Finding:
     worst = max(differing, key=lambda name: abs(usual[name] - lower[name]))
     names = [entry.name for entry in run.tensors.entries]
-    scale = run.records[step].loss_scale
+    scale = run.records[step].loss_scale if scale is None else scale
     own = "its own" if scale is None else f"the scale of {scale_of(scale)}"
     cause, fix = _why(run, differing, names)
     return Finding(
@@ -175,7 +181,9 @@ def _why(run: Evidence, differing: list[str], names: list[str]) -> tuple[str, st
 def _edited(run: Evidence) -> str | None:
     """Return the line of the first backward pass if its gradients were changed before unscaling; "" if not."""
     known = passes(run)
-    first = next(iter(unscalings(run)), None)
+    # one whose update is skipped says nothing: what is not finite is equal to nothing
+    finite = (unscaled for unscaled in unscalings(run) if all(map(math.isfinite, norms_at(unscaled))))
+    first = next(finite, None)
     numbers = [] if first is None else [number for number in fresh(run, first.event) if number in known]
     if first is None or not numbers:
         return None

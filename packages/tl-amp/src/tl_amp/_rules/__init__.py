@@ -46,6 +46,7 @@ def rules(every: int, max_skipped_fraction: float) -> tuple[Rule, ...]:
         order.scale_changed_between,
         order.backward_after_unscale,
         clipping.clip_before_unscale,
+        clipping.clip_before_division,
         hand_clip.clipped_by_hand,
         order.hidden_from_scaler,
         zeroed_before_step,

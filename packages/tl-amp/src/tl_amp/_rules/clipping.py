@@ -5,7 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from tl_amp._acts import PARTLY, SCALED, fresh, is_scaled, known_scales, passes, total, unscalings
+from tl_amp._acts import (
+    PARTLY,
+    SCALED,
+    Stepped,
+    direct_steps,
+    fresh,
+    is_scaled,
+    known_scales,
+    norms_after,
+    passes,
+    total,
+    unscalings,
+)
+from tl_amp._rules.in_part import DIVIDED, scales_of
 from tl_amp._words import at, number, quoted, scales, several, telling
 from tl_core import Finding
 from tl_telemetry import Clip, Evidence, OptimizerStep
@@ -53,6 +66,42 @@ def clip_before_unscale(run: Evidence) -> Iterator[Finding]:
             steps=hit,
             parameters=run.named(scaled),
             evidence={"calls": len(found), "reached": reached, "bound": bounds[0], "scale": values[0]},
+        )
+
+
+def clip_before_division(run: Evidence) -> Iterator[Finding]:
+    """See clips of gradients that somebody's own code divides by the loss scale only afterwards."""
+    known = passes(run)
+    calls: dict[tuple[str, str], list[tuple[Stepped, Clip, float]]] = {}
+    for stepped in direct_steps(run):
+        cycle = [known[n] for n in fresh(run, stepped.event) if n in known]
+        for place in range(cycle[-1].place, stepped.place) if cycle else ():
+            event = run.events[place][1]
+            if isinstance(event, Clip) and "norm" in event.function and event.graded == stepped.event.graded:
+                before, after = total(event.norms.values()), total(stepped.event.norms.values())
+                unclipped = total(norms_after(cycle[-1].event).get(i, math.nan) for i in event.graded)
+                for scale in scales_of(run, cycle):
+                    reached = before > event.bound * (1 + DIVIDED) and math.isclose(before, unclipped, rel_tol=1e-4)
+                    if reached and math.isclose(after * scale, event.bound, rel_tol=DIVIDED):
+                        calls.setdefault((event.function, event.site), []).append((stepped, event, scale))
+    for (function, site), found in calls.items():
+        bounds = [clip.bound for _, clip, _ in found]
+        values = [scale for _, _, scale in found]
+        if is_meant(bounds, values):
+            continue
+        hit = telling(stepped.step for stepped, _, _ in found)
+        largest = max(total(clip.norms.values()) for _, clip, _ in found)
+        yield Finding(
+            rule="clip-before-unscale",
+            seen=f"{function}() at {site} brought the gradients from a norm of up to {number(largest)} to its bound of "
+            f"{_shown(bounds)}, and they were divided by the loss scale of {scales(values)} by hand only after it "
+            f"({several(len(found), 'update')}, {at(hit)})",
+            cause="clipping comes before the loss scale is undone: the bound that the gradients themselves are held to "
+            f"is bound / scale, {_effective(bounds, values)}",
+            fix=f"divide the gradients by the loss scale before {function}() at {site}",
+            steps=hit,
+            parameters=run.named({i for _, clip, _ in found for i in clip.graded}),
+            evidence={"updates": len(found), "bound": bounds[0], "scale": values[0]},
         )
 
 

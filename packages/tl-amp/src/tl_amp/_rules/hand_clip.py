@@ -61,11 +61,18 @@ def clipped_by_hand(run: Evidence) -> Iterator[Finding]:
             ("the largest element of each gradient", _largest(found)),
         )
         # of a single gradient, its norm is the total
-        for what, edits in kinds if any(len(before) > 1 for _, before in found) else kinds[1:]:
-            hits = _held(edits)
-            if hits and not _follows_scale(edits, hits):
-                yield _finding(run, repr(name), what, hits, edits, len(found))
-                break
+        single = all(len(before) == 1 for _, before in found)
+        held = [(what, edits, _held(edits)) for what, edits in kinds[1 if single else 0 :]]
+        held = [(what, edits, hits) for what, edits, hits in held if hits and not _follows_scale(edits, hits)]
+        if held:
+            # elements that are all held to a bound leave a total that hardly varies, too
+            what, edits, hits = min(held, key=lambda one: round(_spread(one[2]), 5))
+            yield _finding(run, repr(name), what, hits, edits, len(found))
+
+
+def _spread(hits: list[Edit]) -> float:
+    after = [edit.after for edit in hits]
+    return (max(after) - min(after)) / max(after)
 
 
 def _norms_before(run: Evidence, unscaled: Unscaled) -> dict[int, float]:

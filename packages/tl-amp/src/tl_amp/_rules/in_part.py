@@ -75,7 +75,7 @@ def undone_by_hand(run: Evidence) -> list[Undone]:
 
 
 def _undone(run: Evidence, steps: list[Stepped], cycle: list[Passed]) -> Undone | None:
-    scales = _scales(run, cycle)
+    scales = scales_of(run, cycle)
     if not scales:
         return None
     before: dict[int, float] = {}
@@ -101,7 +101,7 @@ def _undone(run: Evidence, steps: list[Stepped], cycle: list[Passed]) -> Undone 
     return None
 
 
-def _scales(run: Evidence, cycle: list[Passed]) -> set[float]:
+def scales_of(run: Evidence, cycle: list[Passed]) -> set[float]:
     """Return what multiplies every term of all the losses of an update, and may be a loss scale."""
     found: list[set[float]] = []
     for passed in cycle:

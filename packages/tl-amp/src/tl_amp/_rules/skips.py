@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +19,8 @@ from tl_telemetry import Evidence, ScalerUpdate, StateMoved, Unscaling, explain_
 LEAST_SCALE = 1.0
 # From so many updates on, all of them skipped, a scale is not only on its way down.
 FEW = 3
+# How many micro-batches of an update are repeated to find an overflow.
+MAX_MICRO_BATCHES = 8
 # From this share of a run's updates on, what is ahead of them is a finding.
 FAR_AHEAD = 0.1
 
@@ -45,11 +47,28 @@ def skipped_updates(run: Evidence, every: int, allowed: float) -> Iterator[Findi
         vanished = bool(way) and way[-1] < LEAST_SCALE and len(skipped) >= FEW
         if tried[0].scaler in told or not (too_many or vanished):
             continue
+        if not vanished and len(late) < len(judged) and _comes_down(run, late[-1], way):
+            continue
         told.add(tried[0].scaler)
         if too_many:
             yield _finding(run, name, len(tried), late, len(judged), way, allowed)
         else:
             yield _vanished(run, name, len(tried), skipped, way)
+
+
+def _comes_down(run: Evidence, last: Attempt, way: list[float]) -> bool:
+    """Tell whether a scale that started too high still comes down: it never rose, and scaled gradients overflow."""
+    if any(after > before for before, after in itertools.pairwise(way)):
+        return False
+    first = next(iter(_made(run, last)), None)
+    return first is not None and first.backward and first.dtype is torch.float16 and not first.nan
+
+
+def _made(run: Evidence, attempt: Attempt) -> tuple[Any, ...]:
+    """Return what first made non-finite values in the micro-batches of an update."""
+    before = [a.step for a in attempts(run) if a.optimizer == attempt.optimizer and a.place < attempt.place]
+    steps = range(before[-1] + 1 if before else 0, attempt.step + 1)
+    return next(filter(None, (made_in(run, step) for step in steps[-MAX_MICRO_BATCHES:])), ())
 
 
 def _too_few(name: str, skipped: list[Attempt]) -> Finding:
@@ -135,7 +154,7 @@ def _why(run: Evidence, late: list[Attempt], everything: bool, way: list[float])
     if raised := _raised_again(run, late[0].scaler):
         return raised
     step = late[-1].step
-    made = made_in(run, step)
+    made = _made(run, late[-1])
     forward = overflow(made)
     if forward is not None:
         return f"{forward[0]} in step {step}, whatever the scale is", forward[2]
