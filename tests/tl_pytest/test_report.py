@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -67,14 +69,29 @@ def test_the_end_has_a_line_for_each_rule(run_tests):
     assert between(result.outlines, "= tl-pytest =", "=====") == END
 
 
-@pytest.mark.parametrize("arguments", [("-n", "2"), ("-p", "no:xdist")], ids=" ".join)
-def test_the_end_is_the_same_with_workers_and_without_xdist(run_tests, arguments):
-    """What workers report arrives whole, and in the order of the file."""
-    if "-n" in arguments:
-        pytest.importorskip("xdist")
-    result = run_tests(SOURCE, *arguments, "--junitxml=out.xml", subprocess=True)
-    assert between(result.outlines, "= tl-pytest =", "=====") == END
-    assert "3 failed, 2 passed, 2 xfailed, 1 could not judge" in result.outlines[-1]
+FILES = ("--junitxml=out.xml", "--tl-sarif=out.sarif", "--tl-report=out")
+
+
+def written(folder: Path) -> tuple[object, ...]:
+    """Give what the files of a run say of verdicts."""
+    root = ElementTree.parse(folder / "out.xml").getroot()
+    cases = sorted(root.iter("testcase"), key=lambda case: str(case.get("name")))
+    properties = {
+        case.get("name"): [(one.get("name"), one.get("value")) for one in case.iter("property")] for case in cases
+    }
+    lines = {path.name: path.read_text() for path in sorted((folder / "out").iterdir())}
+    return properties, json.loads((folder / "out.sarif").read_text()), lines
+
+
+def test_workers_report_what_one_process_does(run_tests, pytester):
+    """The lines at the end, JUnit XML, SARIF and the files of the tests are the same under pytest-xdist."""
+    pytest.importorskip("xdist")
+    run_tests(SOURCE, *FILES)
+    alone = written(pytester.path)
+    result = run_tests(SOURCE, *FILES, "-n", "2", subprocess=True)
+    assert written(pytester.path) == alone
+    assert between(result.outlines, "= tl-pytest =", "=====")[: len(END)] == END
+    assert "3 failed, 2 passed, 2 xfailed, 1 could not judge in " in result.outlines[-1]
 
 
 def test_what_could_not_be_judged_is_a_category_of_its_own(run_tests):
@@ -199,16 +216,10 @@ def test_end(at_end):
     assert sum("- tl findings -" in line for line in result.outlines) == 2
 
 
-@pytest.mark.parametrize("arguments", [(), ("-n", "2")], ids=["one process", "workers"])
-def test_junit_carries_verdicts_and_findings(run_tests, pytester, arguments):
+def test_junit_carries_verdicts_and_findings(run_tests, pytester):
     """Each test has its verdicts as properties, and a failed one its findings."""
-    if arguments:
-        pytest.importorskip("xdist")
-    run_tests(SOURCE, "--junitxml=out.xml", *arguments, subprocess=bool(arguments))
-    cases = ElementTree.parse(pytester.path / "out.xml").getroot().iter("testcase")
-    properties = {
-        case.get("name"): [(one.get("name"), one.get("value")) for one in case.iter("property")] for case in cases
-    }
+    run_tests(SOURCE, *FILES)
+    properties, _, _ = written(pytester.path)
     assert properties == {
         "test_fails": [
             ("tl_finding", "[rule-b] rule-b was seen\nin two lines"),

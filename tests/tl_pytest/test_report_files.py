@@ -51,13 +51,11 @@ def read(folder: Path) -> dict[str, list[dict[str, object]]]:
     return found
 
 
-@pytest.mark.parametrize("arguments", [(), ("-n", "2"), ("-p", "no:xdist")], ids=["plain", "workers", "no xdist"])
+@pytest.mark.parametrize("arguments", [(), ("-p", "no:xdist")], ids=["plain", "no xdist"])
 def test_each_test_has_a_file(run_tests, pytester, loop, arguments):
     """A test's file has its outcome, its verdicts with findings and notes, and its runs with a line for each step."""
-    if "-n" in arguments:
-        pytest.importorskip("xdist")
     source = loop.replace("setup.optimizer.zero_grad()", "pass") + LOOPS
-    result = run_tests(source, "--tl-report=some/where", "--tl-seed=3", *arguments, subprocess="-n" in arguments)
+    result = run_tests(source, "--tl-report=some/where", "--tl-seed=3", *arguments)
     assert f"tl: verdicts and records: {pytester.path / 'some/where'}" in result.outlines
     found = read(pytester.path / "some" / "where")
     assert sorted(found) == ["test_it", "test_judges_nothing", "test_observes", "test_resumes"]
@@ -103,9 +101,10 @@ def test_the_twin_in_the_file_is_relative_to_the_root(run_tests, pytester, monke
     pytester.makepyfile(test_inner="def test_it():\n    pass\n")
     inner = pytester.mkdir("inner")
     monkeypatch.chdir(inner)
-    pytester.runpytest_inprocess("-p", "no:cacheprovider", "../test_inner.py").assert_outcomes(passed=1)
+    arguments = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "../test_inner.py")
+    pytester.runpytest_inprocess(*arguments).assert_outcomes(passed=1)
     options = ("--tl-report=mine", "--tl-sarif=mine/out.sarif")
-    pytester.runpytest_inprocess("-p", "no:cacheprovider", "../test_inner.py", *options).assert_outcomes(passed=1)
+    pytester.runpytest_inprocess(*arguments, *options).assert_outcomes(passed=1)
     assert [path.name for path in (pytester.path / "reports").iterdir()] == ["out.sarif"]
     assert [path.name for path in (inner / "mine").iterdir()] == ["out.sarif"]
 
@@ -148,12 +147,9 @@ def test_passes():
 """
 
 
-@pytest.mark.parametrize("arguments", [(), ("-n", "2")], ids=["one process", "workers"])
-def test_sarif_has_the_findings(run_tests, pytester, arguments):
+def test_sarif_has_the_findings(run_tests, pytester):
     """Each finding is a result with its rule, its message and the line that asked; what was not judged is open."""
-    if arguments:
-        pytest.importorskip("xdist")
-    result = run_tests(SARIF, "--tl-sarif=out.sarif", *arguments, subprocess=bool(arguments))
+    result = run_tests(SARIF, "--tl-sarif=out.sarif")
     assert f"tl: findings as SARIF: {pytester.path / 'out.sarif'}" in result.outlines
     log = json.loads((pytester.path / "out.sarif").read_text())
     (run,) = log["runs"]

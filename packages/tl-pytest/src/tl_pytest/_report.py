@@ -10,9 +10,9 @@ import pytest
 from tl_pytest._log import TestLog
 from tl_pytest._settings import Settings
 from tl_pytest._summary import Failure, Summary
-from tl_pytest._verdicts import NOT_JUDGED, Plain, brief, describe
+from tl_pytest._unjudged import ATTRIBUTE, NOT_JUDGED, is_unjudged
+from tl_pytest._verdicts import Plain, brief, describe
 
-ATTRIBUTE = "tl_verdict"  # of a report; pytest-xdist hands on all attributes that are plain data
 SECTION = "tl findings"
 
 
@@ -69,18 +69,9 @@ def _line(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException]) -> in
     return own[-1] if own else (item.location[1] or 0) + 1
 
 
-def is_unjudged(report: pytest.TestReport | pytest.CollectReport) -> bool:
-    """Tell whether nothing could be judged in a test that failed by that."""
-    verdict: Plain = getattr(report, ATTRIBUTE, {})
-    # the reports of subtests have categories of their own
-    return type(report) is pytest.TestReport and report.when == "call" and verdict.get("verdict") == NOT_JUDGED
-
-
-def failure_of(report: pytest.TestReport) -> Failure | None:
-    """Return the verdict that failed a phase of a test, with its place; None where none did."""
-    verdict: Plain | None = getattr(report, ATTRIBUTE, None)
-    if verdict is None or not report.failed:
-        return None
+def failure_of(report: pytest.TestReport) -> Failure:
+    """Return the verdict that failed a phase of a test, with its place."""
+    verdict: Plain = getattr(report, ATTRIBUTE)
     file, _, test = report.location
     return Failure(report.nodeid, test, Path(file).as_posix(), verdict["line"], verdict)
 

@@ -1,4 +1,7 @@
-"""The part of the plugin that hears of verdicts and reports them; one object for a run of pytest."""
+"""The part of the plugin that hears of verdicts and reports them; one object for a run of pytest.
+
+What deals with verdicts is imported where there is one: a run without checks does not pay for it.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,28 @@ import sys
 from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tl_pytest import _markers, _report
-from tl_pytest._log import TestLog
+from tl_pytest import _markers
 from tl_pytest._settings import Settings
-from tl_pytest._summary import Summary
-from tl_pytest._verdicts import NOT_JUDGED, listening
+from tl_pytest._unjudged import ATTRIBUTE, NOT_JUDGED, is_unjudged
 
-_LOG = pytest.StashKey[TestLog]()
+if TYPE_CHECKING:
+    from tl_pytest._log import TestLog
+    from tl_pytest._summary import Summary
+
+_LOG = pytest.StashKey["TestLog"]()
 _STILL = pytest.StashKey[ExitStack]()
 
 
 def log_of(item: pytest.Item) -> TestLog:
     """Return what is known of the test that runs."""
+    if _LOG not in item.stash:
+        from tl_pytest._log import TestLog
+
+        item.stash[_LOG] = TestLog(keeps_runs=item.config.getoption("tl_report") is not None)
     return item.stash[_LOG]
 
 
@@ -34,12 +44,11 @@ class Reporter:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._summary = Summary()
+        self._summary: Summary | None = None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
         """Refuse markers that make no sense, also of tests that do not use the runner."""
-        item.stash[_LOG] = TestLog(keeps_runs=self._settings.report is not None)
         _markers.tolerances_of(item)
         with _hearing(item):
             yield
@@ -80,10 +89,10 @@ class Reporter:
 
             call.excinfo.traceback = type(call.excinfo.traceback)(without_own_frames(call.excinfo))
         report = yield
-        log = item.stash.get(_LOG, None)
-        if log is None:  # another plugin reports for an item that was never set up
-            return report
-        _report.attach_verdicts(item, call, report, log)
+        from tl_pytest._report import attach_verdicts
+
+        log = log_of(item)
+        attach_verdicts(item, call, report, log)
         if call.when == "teardown":
             if self._settings.report is not None:
                 log.write(self._settings.report, _head(item))
@@ -92,25 +101,37 @@ class Reporter:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take down what failed a test; the reports of workers arrive here."""
-        if (failure := _report.failure_of(report)) is not None:
-            self._summary.add(failure)
+        if report.failed and hasattr(report, ATTRIBUTE):
+            from tl_pytest._report import failure_of
+
+            self._failures().add(failure_of(report))
 
     def pytest_report_teststatus(
         self, report: pytest.TestReport | pytest.CollectReport
     ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
         """Tell a test in which nothing could be judged from one that failed."""
-        return (NOT_JUDGED, "?", ("NOT JUDGED", {"yellow": True})) if _report.is_unjudged(report) else None
+        return (NOT_JUDGED, "?", ("NOT JUDGED", {"yellow": True})) if is_unjudged(report) else None
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the findings of the whole run, once."""
         config = session.config
         if self._settings.sarif is not None and not config.option.collectonly and not hasattr(config, "workerinput"):
             version = importlib.metadata.version("tl-pytest")
-            self._summary.write_sarif(self._settings.sarif, config.rootpath, version)
+            self._failures().write_sarif(self._settings.sarif, config.rootpath, version)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show what could not be judged, and a line for each rule."""
-        _report.show_summary(terminalreporter, self._summary, self._settings)
+        if self._summary is not None or self._settings.sarif is not None or self._settings.report is not None:
+            from tl_pytest._report import show_summary
+
+            show_summary(terminalreporter, self._failures(), self._settings)
+
+    def _failures(self) -> Summary:
+        if self._summary is None:
+            from tl_pytest._summary import Summary
+
+            self._summary = Summary()
+        return self._summary
 
 
 def _arguments(item: pytest.Item) -> dict[str, object]:
@@ -125,4 +146,8 @@ def _head(item: pytest.Item) -> dict[str, object]:
 
 
 def _hearing(item: pytest.Item) -> AbstractContextManager[None]:
-    return listening(item.stash[_LOG].heard) if "tl_core" in sys.modules else nullcontext()
+    if "tl_core" not in sys.modules:
+        return nullcontext()
+    from tl_pytest._verdicts import listening
+
+    return listening(log_of(item).heard)

@@ -159,6 +159,8 @@ RULES: dict[str, tuple[str, ...]] = {
         "stepped-twice",
         "scaler-refuses",
         "backward-after-unscale",
+        "scale-changed-between",
+        "overflow-hidden",
         "clip-before-unscale",
         "depends-on-scale",
         "zeroed-before-step",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,6 +158,8 @@ def _allow(config: pytest.Config) -> tuple[str, ...]:
     given += [(rule, "--tl-allow") for rule in config.getoption("tl_allow") or ()]
     for rule, source in given:
         if rule not in _RULES:
+            import difflib  # here, because most runs do without
+
             near = difflib.get_close_matches(str(rule), _RULES, n=3)
             there = f"did you mean {', '.join(near)}?" if near else f"allowed: {', '.join(_RULES)}"
             raise pytest.UsageError(f"{source}: there is no rule {rule!r}; {there}")

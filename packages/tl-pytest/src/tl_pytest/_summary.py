@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tl_pytest._verdicts import NOT_JUDGED, Plain, message
+from tl_pytest._unjudged import NOT_JUDGED
+from tl_pytest._verdicts import Plain, message
 
 SHOWN_TESTS = 5  # in the line of a rule
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"

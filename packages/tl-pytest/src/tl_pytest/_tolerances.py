@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # The names that tl_core.Tolerances knows; it cannot be asked without torch.
 NAMES = ("grad_accumulation", "training_resume")
@@ -12,8 +12,7 @@ DEVICES = ("cpu", "cuda", "hpu", "mps", "mtia", "npu", "xpu")
 FORM = "lines such as training_resume: rtol=1e-4, cuda.rtol=1e-3"
 
 
-@dataclass(frozen=True)
-class ToleranceOverride:
+class ToleranceOverride(NamedTuple):
     """Hold what a line of the configuration or a marker says about one tolerance.
 
     Args:

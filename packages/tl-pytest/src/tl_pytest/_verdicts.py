@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tl_pytest._unjudged import NOT_JUDGED
+
 if TYPE_CHECKING:
     from tl_core import Finding, Report
 
-PASSED, FAILED, NOT_JUDGED = "passed", "failed", "could not judge"
+PASSED, FAILED = "passed", "failed"
 MAX_TEXT = 1000  # characters of a piece of evidence that is no number
 
 Plain = dict[str, Any]
