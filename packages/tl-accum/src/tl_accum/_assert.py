@@ -8,24 +8,15 @@ from typing import Any
 
 import torch
 
-from tl_accum._compare import Comparison, compare, compare_frozen
+from tl_accum._compare import compare, compare_frozen
+from tl_accum._judge import judge
 from tl_accum._plan import Split, Step, make_plan
-from tl_accum._report import AccumulationReport, tables
+from tl_accum._report import AccumulationReport
 from tl_accum._rule_ids import FINDINGS, NOTES
-from tl_accum._rules import (
-    check_reference,
-    gradient_findings,
-    last_group,
-    moved_between,
-    notes,
-    state_findings,
-    timing_findings,
-)
-from tl_accum._runs import Session
+from tl_accum._rules import check_reference
+from tl_accum._session import Session
 from tl_accum._tolerance import Bounds
-from tl_core import Finding, Tolerances, check_rule_ids, standard_step
-
-CHECK = "Gradient accumulation"
+from tl_core import Tolerances, check_rule_ids, standard_step
 
 # A check seeds the generators of the whole process, and sets back what lies outside of the setup: threads wait.
 _one_at_a_time = threading.RLock()
@@ -118,8 +109,7 @@ def check_accumulation_equivalent(
         try:
             found = compare(session, Bounds(tolerance.rtol, tolerance.atol, exact_atol=atol is not None))
             check_reference(found)
-            frozen = None if found.agrees else compare_frozen(found)
-            return _report(found, frozen, allowed)
+            return judge(found, None if found.agrees else compare_frozen(found), allowed)
         finally:
             session.close()
 
@@ -180,86 +170,3 @@ def assert_accumulation_equivalent(
         atol=atol,
         allow=allow,
     ).require()
-
-
-def _report(found: Comparison, frozen: Comparison | None, allowed: frozenset[str]) -> AccumulationReport:
-    decisive = found if frozen is None else frozen
-    every = _findings(decisive)
-    findings = tuple(finding for finding in every if finding.rule not in allowed)
-    told = list(notes(decisive, told=bool(every)))
-    if frozen is not None and not found.agrees:
-        told.append(_statistics(frozen, judged=bool(findings)))
-    told = [note for note in told if note.rule not in allowed]
-    unjudged = any(note.rule == "not-judged" for note in told)
-    if len(findings) < len(every):
-        told.append(_permitted(tuple(finding for finding in every if finding.rule in allowed)))
-    plan = found.plan
-    return AccumulationReport(
-        CHECK,
-        findings,
-        tuple(told),
-        detail=tables(decisive) if findings else "",
-        judged=bool(findings) or not unjudged,
-        accumulation_steps=plan.accumulation_steps,
-        cycles=len(plan.groups),
-        diverged_at=next((gap.number for gap in decisive.gaps if not gap.agrees), None),
-        noise=decisive.noise,
-        data_form=plan.data_form,
-    )
-
-
-def _findings(comparison: Comparison) -> list[Finding]:
-    """Return what was found, causes before their consequences."""
-    if comparison.moved_by_hand:
-        return []  # there are updates, and they cannot be seen
-    found = [*timing_findings(comparison), *last_group(comparison)]
-    if not comparison.too_noisy:
-        found += moved_between(comparison)
-        gradients = list(gradient_findings(comparison)) if not found else []
-        state = list(state_findings(comparison, told=bool(found or gradients)))
-        # undecided gradients are explained by what else an update uses, and that moves otherwise
-        found += [finding for finding in gradients if not (state and finding.rule == "gradients-differ")]
-        known = {finding.evidence.get("state") for finding in gradients} - {None}
-        found += [finding for finding in state if finding.evidence.get("state") not in known]
-    return found
-
-
-def _permitted(permitted: tuple[Finding, ...]) -> Finding:
-    """Say what was found and is allowed: what would follow from it could not be told from other mistakes."""
-    rules = ", ".join(dict.fromkeys(finding.rule for finding in permitted))
-    return Finding(
-        "not-judged",
-        f"allowed, and found: {rules}. {permitted[0].seen}. Whether something else makes these updates differ was not "
-        "judged",
-        "",
-        "",
-    )
-
-
-def _statistics(frozen: Comparison, *, judged: bool) -> Finding:
-    """Say which layers cannot be the same for a batch and for its micro-batches."""
-    names = [repr(name) if name else type(frozen.run.setup.model).__name__ for name in frozen.frozen.modules]
-    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    layers = f"the layer{'s' if len(names) > 1 else ''} {shown}" if names else "batch_norm(), called as a function,"
-    they, them = ("they", "them") if len(names) > 1 else ("it", "it")
-    normalises = frozen.frozen.batch_norm
-    how = "with fixed statistics" if normalises else "in eval mode"
-    if judged:
-        return Finding(
-            "not-judged",
-            f"{layers} ran {how} for this comparison: what {they} {'use' if they == 'they' else 'uses'} or "
-            f"{'move' if they == 'they' else 'moves'} in every forward pass differs for a batch and for its "
-            "micro-batches",
-            "",
-            "",
-        )
-    return Finding(
-        "not-judged",
-        f"{layers} cannot be the same for a batch and for its micro-batches: run {how}, everything agrees",
-        "the statistics of each micro-batch are not the full batch's"
-        if normalises
-        else "something in a forward pass moves a buffer, once for a full batch and once for each micro-batch",
-        f"put {them} in eval mode{' (frozen statistics)' if normalises else ''}"
-        f"{', or train with GroupNorm or LayerNorm,' if normalises else ''} to have accumulation equal the full batch; "
-        "or check the loop with such a model",
-    )

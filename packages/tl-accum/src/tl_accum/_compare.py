@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from tl_accum._differences import GroupGap, group_gap
 from tl_accum._plan import Plan
-from tl_accum._runs import Frozen, Part, Run, Session, batch_norms, check_fresh
+from tl_accum._runs import Frozen, Part, Run
+from tl_accum._session import Session
 from tl_accum._tolerance import Bounds
 from tl_accum._updates import updates
 from tl_accum._vectors import dot, largest, minus
-from tl_core import parameter_names
-from tl_telemetry import OptimizerStep, Piece, SkippedStep
+from tl_core import module_names, parameter_names
+from tl_telemetry import OptimizerStep, Piece, SkippedStep, compare_captures
 
 # From this share of the gradients on, the loop's own noise leaves nothing to judge.
 TOO_NOISY = 0.5
@@ -90,7 +92,7 @@ def compare(session: Session, bounds: Bounds) -> Comparison:
     plan = session.plan
     indices = tuple(group.number for group in plan.groups)
     found = _compared(session, bounds, indices, Frozen())
-    check_fresh(found.reference, found.run)
+    _check_fresh(found.reference, found.run)
     if not found.agrees and (other := _epoch_indices(found)) is not None:
         again = _compared(session, bounds, other, Frozen())
         if again.agrees:
@@ -105,7 +107,7 @@ def compare_frozen(found: Comparison) -> Comparison | None:
     frozen = Frozen(found.reference.met.batch_norm or found.run.met.batch_norm, owners)
     if not (frozen.batch_norm or frozen.modules):
         return None
-    norms = batch_norms(model, owners)
+    norms = _batch_norms(model, owners)
     frozen = replace(frozen, modules=tuple(dict.fromkeys([*owners, *norms])))
     again = _compared(found.session, replace(found.bounds, floor={}), found.indices, frozen)
     return again if again.agrees else _with_floor(again)
@@ -122,8 +124,6 @@ def _compared(session: Session, bounds: Bounds, indices: Sequence[int], frozen: 
         return gaps[-1].in_step
 
     run = session.accumulated(frozen=frozen, reference=reference, matches=matches)
-    for number in range(len(gaps), len(run.groups)):
-        gaps.append(group_gap(reference, run, number, bounds))
     return Comparison(session, reference, run, gaps, bounds, tuple(indices), frozen)
 
 
@@ -178,3 +178,31 @@ def gap_with(found: Comparison, number: int, restored: Part) -> GroupGap:
         restored=restored,
     )
     return group_gap(found.reference, run, number, found.bounds)
+
+
+def _check_fresh(a: Run, b: Run) -> None:
+    """Raise the error of a ``make_setup`` that builds another setup in its second call.
+
+    Raises:
+        ValueError: weights, optimizer state or settings differ; the message names the first difference.
+    """
+    kinds = ("weights", "trainable", "optimizer state", "param groups")
+    found = [d for d in compare_captures(a.groups[0].start, b.groups[0].start) if d.piece.kind in kinds]
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise ValueError(
+            f"make_setup() built another setup in its second call, under the same seed: {found[0]}{more}. Build it "
+            "anew each time, with random numbers from the global generators of torch, numpy or python, which are "
+            "seeded before each call"
+        )
+
+
+def _batch_norms(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Return the names of the modules that normalise by the statistics of the batch, of those and all in training."""
+    kinds = (nn.modules.batchnorm._BatchNorm,)
+    known = set(names)
+    return [
+        name
+        for name, module in module_names(model).items()
+        if isinstance(module, kinds) and (name in known or (module.training and module.running_mean is None))
+    ]

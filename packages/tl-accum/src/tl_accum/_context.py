@@ -100,6 +100,16 @@ class Context:
             found.append(made[0].accumulated if made else {})
         return found
 
+    @cached_property
+    def is_mean(self) -> bool:
+        """Whether the full batch's gradients are the mean of those that each micro-batch makes by itself."""
+        return self.same(added(self.singles, [1.0 / self.num_parts] * self.num_parts), self.expected)
+
+    @cached_property
+    def is_sum(self) -> bool:
+        """Whether they are the sum of those."""
+        return self.same(added(self.singles), self.expected)
+
     def increment_for(self, accumulation_steps: int) -> Vector:
         """Return what a step for some number of accumulation steps adds to the gradients in the first micro-batch."""
         one = self.comparison.session.single(
@@ -129,8 +139,9 @@ class Context:
         """Tell whether what a micro-batch added is a multiple of its own gradients, and of no other's."""
         return ratio(self.increments[place], self.singles[place], self.rtol) is not None
 
+    @cached_property
     def is_kept(self) -> bool:
-        """Tell whether the accumulated gradients are all that the micro-batches added, and nothing else."""
+        """Whether the accumulated gradients are all that the micro-batches added, and nothing else."""
         return self.same(self.total, self.got)
 
     def same(self, a: Vector, b: Vector) -> bool:

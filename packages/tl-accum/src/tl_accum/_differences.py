@@ -11,12 +11,16 @@ from torch import Tensor
 from tl_accum._runs import GroupRun, Run
 from tl_accum._tolerance import Bounds
 from tl_accum._updates import Update, updates
-from tl_accum._vectors import Vector, dot, largest
+from tl_accum._vectors import Vector, dot, is_measured, largest
 from tl_core import parameter_names
 from tl_telemetry import Piece, SchedulerStep, StateCapture, StateDifference, compare_captures
 
 # How much further a weight may move than its gradient's error explains: the optimizer's own rounding.
 OPTIMIZER_SLACK = 10.0
+# The kinds of pieces that are kept beside the model.
+STATE_KINDS = ("state", "attribute", "outside")
+# How far an average may move otherwise, beside what it shares with the weights: of its movement.
+STATE_SLACK = 0.05
 
 
 @dataclass(frozen=True)
@@ -25,15 +29,11 @@ class ParameterGap:
 
     Attributes:
         name: the parameter.
-        num_different: how many elements differ beyond tolerance.
-        num_elements: of how many.
         expected: with the full batch, where the two lie furthest apart.
         got: accumulated, there.
     """
 
     name: str
-    num_different: int
-    num_elements: int
     expected: float
     got: float
 
@@ -160,15 +160,14 @@ def _gaps(expected: Vector, got: Vector, allowed: Mapping[str, float]) -> list[P
 
 def _gap(name: str, expected: Tensor, got: Tensor, allowed: float | Tensor) -> ParameterGap | None:
     if expected.shape != got.shape:
-        return ParameterGap(name, max(expected.numel(), got.numel()), expected.numel(), float("nan"), float("nan"))
+        return ParameterGap(name, float("nan"), float("nan"))
     distance = (got - expected).abs()
     different = ~(distance <= allowed) & ~(torch.isnan(expected) & torch.isnan(got)) & (expected != got)
-    count = int(different.sum())
-    if not count:
+    if not bool(different.any()):
         return None
     place = int(torch.where(different, distance.nan_to_num(float("inf")), -1.0).flatten().argmax())
     a, b = (_number(tensor.flatten()[place]) for tensor in (expected, got))
-    return ParameterGap(name, count, expected.numel(), a, b)
+    return ParameterGap(name, a, b)
 
 
 def _number(value: Tensor) -> float:
@@ -199,7 +198,7 @@ def _moved(
     weights, buffers = [], []
     for name, start in held[0][0].items():
         others = [side.get(name) for pair in held for side in pair]
-        if any(tensor is None or tensor.shape != start.shape for tensor in others) or not _is_number(start):
+        if any(tensor is None or tensor.shape != start.shape for tensor in others) or not _is_comparable(start):
             continue
         (before, after), (before_got, after_got) = ((pair[0][name], pair[1][name]) for pair in held)
         moved, moved_got = after - before, after_got - before_got
@@ -220,8 +219,8 @@ def _moved(
     return weights, buffers
 
 
-def _is_number(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() > 0
+def _is_comparable(tensor: Tensor) -> bool:
+    return is_measured(tensor) and tensor.numel() > 0
 
 
 def _settings(a: StateCapture, b: StateCapture) -> list[StateDifference]:
@@ -248,11 +247,6 @@ def scheduler_steps(group: GroupRun) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-STATE_KINDS = ("state", "attribute", "outside")
-# How far an average may move otherwise, beside what it shares with the weights: of its movement.
-STATE_SLACK = 0.05
-
-
 def _state(full: GroupRun, parts: GroupRun, run: Run, bounds: Bounds) -> list[tuple[Piece, ParameterGap]]:
     """Compare how tensors moved that have the shapes of weights: averages of the weights, and the like.
 
@@ -270,7 +264,7 @@ def _state(full: GroupRun, parts: GroupRun, run: Run, bounds: Bounds) -> list[tu
         gaps = []
         for name, start in sides[0].items():
             held = [side.get(name) for side in sides]
-            if tuple(start.shape) not in shapes or not _is_number(start):
+            if tuple(start.shape) not in shapes or not _is_comparable(start):
                 continue
             if any(tensor is None or tensor.shape != start.shape for tensor in held):
                 continue

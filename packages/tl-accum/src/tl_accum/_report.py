@@ -55,17 +55,17 @@ def _acts(comparison: Comparison, gap: GroupGap) -> str:
     rows = [("step", "micro-batch", "acts")]
     full = comparison.reference.groups[gap.number].steps[0]
     for place, step in enumerate(comparison.run.groups[gap.number].steps):
-        rows.append((str(step.index), f"{place + 1} of {len(group.parts)}", _listed(comparison, step)))
-    rows.append(("", "full batch", _listed(comparison, full)))
+        rows.append((str(step.index), f"{place + 1} of {len(group.parts)}", _acts_of(comparison, step)))
+    rows.append(("", "full batch", _acts_of(comparison, full)))
     return _table(f"What acted in {cycle(plan, group)}:", rows)
 
 
-def _listed(comparison: Comparison, step: MicroStep) -> str:
-    several = len(comparison.run.setup.optimizers) > 1
+def _acts_of(comparison: Comparison, step: MicroStep) -> str:
+    is_named = len(comparison.run.setup.optimizers) > 1
     acts = []
     for event in step.record.events:
         if event.kind != "warning":
-            name = getattr(event, "optimizer", None) if several else None
+            name = getattr(event, "optimizer", None) if is_named else None
             acts.append(event.kind.replace("_", " ") + (f" {name!r}" if name else ""))
     return ", ".join(acts) or "nothing"
 
@@ -74,7 +74,7 @@ def _norms(comparison: Comparison, gap: GroupGap) -> str:
     if not gap.gradients or gap.timing:  # beside other updates, they are those of other weights
         return ""
     rows: list[tuple[str, ...]] = [("parameter", "full batch", "accumulated", "ratio", "cosine")]
-    differing = [(one, name.name) for one in gap.gradients for name in one.parameters]
+    differing = [(one, parameter.name) for one in gap.gradients for parameter in one.parameters]
     turned = False
     for one, name in differing[:MAX_ROWS]:
         a, b = (only(vector, [name]) for vector in one.vectors)
@@ -87,13 +87,10 @@ def _norms(comparison: Comparison, gap: GroupGap) -> str:
         rows.append((f"({len(differing) - MAX_ROWS} more)", "", "", "", ""))
     if not turned:
         rows = [row[:-1] for row in rows]
-    when = "before clipping" if any(_clips(comparison, gap)) and gap.gradients[0].before_clipping else "as applied"
-    return _table(f"Gradients {when} (L2 norms):", rows)
-
-
-def _clips(comparison: Comparison, gap: GroupGap) -> list[bool]:
     made = updates(comparison.reference, comparison.reference.groups[gap.number])
-    return [bool(update.clips) for found in made.values() for update in found]
+    clips = any(update.clips for found in made.values() for update in found)
+    when = "before clipping" if clips and gap.gradients[0].before_clipping else "as applied"
+    return _table(f"Gradients {when} (L2 norms):", rows)
 
 
 def _table(title: str, rows: Sequence[tuple[str, ...]]) -> str:

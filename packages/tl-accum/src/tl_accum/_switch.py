@@ -56,12 +56,10 @@ class Met:
     """What was met while steps ran.
 
     Attributes:
-        dropped: whether dropout was switched off somewhere.
         batch_norm: whether a normalisation by the statistics of the batch ran.
         low: the low-precision dtypes of results.
     """
 
-    dropped: bool = False
     batch_norm: bool = False
     low: set[torch.dtype] = field(default_factory=set)
 
@@ -81,7 +79,7 @@ class Switch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._no_dropout:
-            args, kwargs = self._without_dropout(func, args, kwargs)
+            args, kwargs = _without_dropout(func, args, kwargs)
         if func is F.batch_norm:
             kwargs = self._batch_norm(args, kwargs)
             args = ()
@@ -100,26 +98,6 @@ class Switch(TorchFunctionMode):
             traceback.tb_next = following
             traceback = following
 
-    def _without_dropout(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        if func in _DROPOUTS:
-            name, value = _DROPOUTS[func]
-            kwargs = _bound(func, args, kwargs)
-            self._met.dropped = self._met.dropped or bool(kwargs.get(name))
-            return (), {**kwargs, name: value}
-        if func in _TORCH_DROPOUTS:
-            place, name = _TORCH_DROPOUTS[func]
-            if len(args) > place:
-                self._met.dropped = self._met.dropped or bool(args[place])
-                return (*args[:place], False, *args[place + 1 :]), kwargs
-            self._met.dropped = self._met.dropped or bool(kwargs.get(name))
-            return args, {**kwargs, name: False}
-        if func in _RNNS:
-            # (input, hx, weights, biases, num_layers, dropout, ...), packed (data, batch_sizes, hx, weights, ...)
-            place = 5 if isinstance(args[3], bool) else 6
-            self._met.dropped = self._met.dropped or args[place] > 0.0
-            return (*args[:place], 0.0, *args[place + 1 :]), kwargs
-        return args, kwargs
-
     def _batch_norm(self, args: Any, kwargs: Any) -> dict[str, Any]:
         given = _bound(F.batch_norm, args, kwargs)
         if not given.get("training", False):
@@ -132,6 +110,22 @@ class Switch(TorchFunctionMode):
                 given["running_mean"] = given["input"].new_zeros(channels, dtype=torch.float32)
                 given["running_var"] = given["input"].new_ones(channels, dtype=torch.float32)
         return given
+
+
+def _without_dropout(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if func in _DROPOUTS:
+        name, value = _DROPOUTS[func]
+        return (), {**_bound(func, args, kwargs), name: value}
+    if func in _TORCH_DROPOUTS:
+        place, name = _TORCH_DROPOUTS[func]
+        if len(args) > place:
+            return (*args[:place], False, *args[place + 1 :]), kwargs
+        return args, {**kwargs, name: False}
+    if func in _RNNS:
+        # (input, hx, weights, biases, num_layers, dropout, ...), packed (data, batch_sizes, hx, weights, ...)
+        place = 5 if isinstance(args[3], bool) else 6
+        return (*args[:place], 0.0, *args[place + 1 :]), kwargs
+    return args, kwargs
 
 
 _signatures: dict[Any, inspect.Signature] = {}

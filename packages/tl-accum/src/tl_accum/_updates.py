@@ -24,7 +24,6 @@ class Update:
         clipped: its gradients after the last of those clips, unscaled; None without one.
         applied: its gradients when it ran, unscaled.
         clips: the clips between that pass and the step.
-        lrs: the learning rate of each group, as used.
     """
 
     optimizer: str
@@ -34,7 +33,6 @@ class Update:
     clipped: Vector | None
     applied: Vector
     clips: tuple[Clip, ...]
-    lrs: tuple[float, ...]
 
 
 def updates(run: Run, group: GroupRun) -> dict[str, list[Update]]:
@@ -43,7 +41,7 @@ def updates(run: Run, group: GroupRun) -> dict[str, list[Update]]:
     acts = [(place, step.scale, act) for place, step in enumerate(group.steps) for act in step.acts]
     for position, (place, _, act) in enumerate(acts):
         event = act.event
-        if not isinstance(event, OptimizerStep) or not is_applied(event):
+        if not isinstance(event, OptimizerStep) or not event.applied:
             continue
         if place < len(group.steps) - 1 and not (event.graded or event.closure or _moved(group.steps[place])):
             continue  # step() was called with nothing to apply, and nothing was due
@@ -63,24 +61,13 @@ def updates(run: Run, group: GroupRun) -> dict[str, list[Update]]:
         if kept:
             accumulated = _vector(run, clips[0].before, graded, _scale_at(kept[0]))
             clipped = _vector(run, clips[-1].after, graded, _scale_at(kept[-1]))
-        rates = step_lrs(group.steps[place], event.optimizer)
-        update = Update(event.optimizer, place, raw, accumulated, clipped, applied, kept, rates)
+        update = Update(event.optimizer, place, raw, accumulated, clipped, applied, kept)
         found.setdefault(event.optimizer, []).append(update)
     return found
 
 
 def _scale_at(clip: Clip) -> float:
     return 1.0 if clip.scale is None else clip.scale.value()
-
-
-def step_lrs(step: MicroStep, optimizer: str) -> tuple[float, ...]:
-    """Return the learning rates of an optimizer in a step."""
-    return step.record.lrs.get(optimizer, ())
-
-
-def is_applied(event: OptimizerStep) -> bool:
-    """Tell whether a fused optimizer did not skip its step for an overflow."""
-    return event.found_inf is None or event.found_inf.value() == 0.0
 
 
 def _moved(step: MicroStep) -> bool:
@@ -175,6 +162,8 @@ def changes(run: Run, group: GroupRun, names: Iterable[str], until: int) -> list
 
 
 def _differ(a: Vector, b: Vector) -> bool:
+    if a.keys() == b.keys() and all(a[name] is b[name] for name in a):
+        return False  # the log keeps one copy of what stays as it is: the arithmetic below takes long for many of them
     return norm(minus(a, b)) > 1e-6 * max(norm(a), norm(b))
 
 

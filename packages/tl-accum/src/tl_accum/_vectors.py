@@ -11,6 +11,15 @@ from torch import Tensor
 Vector = dict[str, Tensor]
 
 
+# Those that torch computes in: float8 and complex32 only store.
+_MEASURED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+def is_measured(tensor: Tensor) -> bool:
+    """Tell whether a tensor holds what can be a little more or less, and not only the same or another: no integers."""
+    return tensor.dtype in _MEASURED
+
+
 def added(vectors: Iterable[Mapping[str, Tensor]], factors: Iterable[float] | None = None) -> Vector:
     """Return the sum of vectors, each times its factor; a parameter that one lacks is 0 there."""
     total: Vector = {}

@@ -7,18 +7,8 @@ from dataclasses import replace
 
 from tl_accum._compare import Comparison
 from tl_accum._context import Context
-from tl_accum._rules.kept import (
-    clipped,
-    edit_missing,
-    edited,
-    edited_after_clip,
-    edited_at_end,
-    left_over,
-    other_passes,
-    scale_changed,
-    without_backward,
-    zeroed,
-)
+from tl_accum._rules.edited import clipped, edit_missing, edited, edited_after_clip, edited_at_end
+from tl_accum._rules.kept import left_over, other_passes, scale_changed, without_backward, zeroed
 from tl_accum._rules.probes import moving_figures, moving_state, partly_scaled
 from tl_accum._rules.scale import mostly_scaled, pass_scaled, roughly_scaled, scaled
 from tl_accum._rules.terms import constant_term, coupled, mean_of_means, unequal
@@ -153,7 +143,7 @@ def _unknown(context: Context) -> Finding:
     a, b = norm(context.expected), norm(context.got)
     if context.is_untraced:
         kept = "no backward pass outside of step() filled them"
-    elif context.is_kept():
+    elif context.is_kept:
         kept = "they are all that the micro-batches' backward passes added"
     else:
         kept = f"the micro-batches' backward passes added a norm of {number(norm(context.total))}"
@@ -196,11 +186,9 @@ def _steps_between(context: Context) -> tuple[str, str] | None:
     earlier = {one.place for one in context.passes if last is not None and one.place < last.place}
     if last is None or not earlier or not context.reference_passes:
         return None
-    comparison, number_ = context.comparison, context.number
-    ours = _stepped_before(context, comparison.run.groups[number_].steps[last.place], last.ordinal)
-    wanted = _stepped_before(
-        context, comparison.reference.groups[number_].steps[0], context.reference_passes[-1].ordinal
-    )
+    made, full = (run.groups[context.number] for run in (context.comparison.run, context.comparison.reference))
+    ours = _stepped_before(context, made.steps[last.place], last.ordinal)
+    wanted = _stepped_before(context, full.steps[0], context.reference_passes[-1].ordinal)
     stepped = [name for name in ours if name in wanted]
     if not stepped:
         return None

@@ -9,7 +9,7 @@ from tl_accum._context import Context
 from tl_accum._plan import Group
 from tl_accum._rules.timing import Steps, all_steps
 from tl_accum._updates import passes
-from tl_accum._vectors import added, norm, ratio
+from tl_accum._vectors import norm, ratio
 from tl_accum._words import number, optimizers, ordinal, several, times
 from tl_core import Finding
 
@@ -87,10 +87,10 @@ def _scale(context: Context) -> Finding | None:
     """See a last group whose gradients are a multiple of the full batch's."""
     plan = context.comparison.plan
     factor = ratio(context.got, context.expected, context.rtol)
-    if factor is None or not context.is_kept():
+    if factor is None or not context.is_kept:
         return None
     rest, k = context.num_parts, plan.accumulation_steps
-    if not context.same(added(context.singles, [1.0 / rest] * rest), context.expected):
+    if not context.is_mean:
         return None  # no mean: what is due is told by the rules of every group
     divisor = rest / factor
     whole = ", the size of a complete group," if abs(divisor / k - 1.0) < context.rtol else ""

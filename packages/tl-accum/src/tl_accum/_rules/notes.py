@@ -79,9 +79,8 @@ def _edit_without_effect(comparison: Comparison) -> Iterator[Finding]:
 def _hidden_scale(comparison: Comparison) -> Iterator[Finding]:
     """See gradients that are a multiple after the last backward pass, and of one length when they are applied."""
     rows = []
-    for number_ in range(len(comparison.run.groups)):
-        wanted = updates(comparison.reference, comparison.reference.groups[number_])
-        made = updates(comparison.run, comparison.run.groups[number_])
+    for full, parts in zip(comparison.reference.groups, comparison.run.groups, strict=True):
+        wanted, made = updates(comparison.reference, full), updates(comparison.run, parts)
         rows += [(a, b) for name in wanted for a, b in zip(wanted[name], made.get(name, ()), strict=False)]
     if len(rows) < 2 or any(a.clips or b.clips for a, b in rows):
         return
@@ -162,8 +161,7 @@ def _noise(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _why(comparison: Comparison) -> str:
-    drew = comparison.reference.drew or comparison.run.drew
-    return ", since the step draws random numbers" if drew else ""
+    return ", since the step draws random numbers" if comparison.drew else ""
 
 
 def _not_judged(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
@@ -175,14 +173,14 @@ def _not_judged(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
             "",
             "draw no random numbers in the step, or the same for a batch as for its micro-batches",
         )
+    if told:
+        return
     made = [
         update
         for group in comparison.reference.groups
         for found in updates(comparison.reference, group).values()
         for update in found
     ]
-    if told:
-        return
     if comparison.moved_by_hand:
         yield Finding(
             "not-judged",

@@ -52,7 +52,7 @@ def moving_parts(context: Context) -> Iterator[tuple[Part, list[int]]]:
         parts = [Part(change.piece, change.path[0]) for change in held if change.path]
         for part in dict.fromkeys([*parts, *(Part(change.piece) for change in held)]):
             found.setdefault(part, []).append(place)
-    moving = [(part, places_) for part, places_ in found.items() if not set(places_) <= updating]
+    moving = [(part, hit) for part, hit in found.items() if not set(hit) <= updating]
     yield from sorted(moving, key=lambda item: item[0].key is None)
 
 
@@ -61,13 +61,13 @@ def moving_figures(context: Context) -> list[str]:
     comparison = context.comparison
     group = comparison.run.groups[context.number]
     found = []
-    for part, places_ in moving_parts(context):
+    for part, moving in moving_parts(context):
         held = [
             change
             for change in group.steps[0].changed
             if change.piece == part.piece and change.path[:1] == (part.key,) and part.key is not None
         ]
-        if len(places_) == context.num_parts and any(c.tensor or isinstance(c.plain_b, float) for c in held):
+        if len(moving) == context.num_parts and any(c.tensor or isinstance(c.plain_b, float) for c in held):
             found.append(entry(comparison, part.piece, part.key))
     return found
 
@@ -87,11 +87,11 @@ def partly_scaled(context: Context) -> Finding | None:
     numbers ``k`` tell whether there are such ``a`` and ``b``.
     """
     k = context.comparison.plan.accumulation_steps
-    if context.num_parts != k or not context.is_kept() or not context.singles:
+    if context.num_parts != k or not context.is_kept or not context.singles:
         return None
-    due = _due(context)
-    if due is None:
+    if not (context.is_mean or context.is_sum):
         return None
+    due = 1 if context.is_mean else 0
     mine, single, other = context.increments[0], context.singles[0], context.increment_for(2 * k)
     for (q, p), (rule, how) in _WRONG.items():
         if q != due:
@@ -114,14 +114,6 @@ def partly_scaled(context: Context) -> Finding | None:
             evidence={"part_norm": norm(part), "norm": norm(single)},
         )
     return None
-
-
-def _due(context: Context) -> int | None:
-    """Return by which power of ``k`` a loss is to be divided: 1 for a mean over the batch, 0 for a sum."""
-    parts = context.num_parts
-    if context.same(added(context.singles, [1.0 / parts] * parts), context.expected):
-        return 1
-    return 0 if context.same(added(context.singles), context.expected) else None
 
 
 def _largest(part: Vector) -> list[str]:

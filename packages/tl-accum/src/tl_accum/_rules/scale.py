@@ -14,7 +14,7 @@ MAX_FACTORS = 4
 def scaled(context: Context) -> Finding | None:
     """See gradients that are a multiple of the full batch's."""
     factor = ratio(context.got, context.expected, context.rtol)
-    if factor is None or not (context.is_kept() or context.is_untraced) or _near(factor, 1.0, context.rtol):
+    if factor is None or not (context.is_kept or context.is_untraced) or _near(factor, 1.0, context.rtol):
         return None
     parts = context.num_parts
     if not norm(context.got):
@@ -31,9 +31,7 @@ def scaled(context: Context) -> Finding | None:
         f"{number(norm(context.expected))})"
     )
     evidence: dict[str, object] = {"ratio": factor}
-    is_sum = context.same(added(context.singles), context.expected)
-    is_mean = context.same(added(context.singles, [1.0 / parts] * parts), context.expected)
-    if _near(factor, parts, context.rtol) and not is_sum:
+    if _near(factor, parts, context.rtol) and not context.is_sum:
         return Finding(
             "loss-not-divided",
             seen,
@@ -42,7 +40,7 @@ def scaled(context: Context) -> Finding | None:
             evidence=evidence,
         )
     if _near(factor, 1.0 / parts, context.rtol):
-        if is_sum:
+        if context.is_sum:
             return Finding(
                 "wrong-loss-scale",
                 seen,
@@ -58,8 +56,8 @@ def scaled(context: Context) -> Finding | None:
             "divide it once: where it is computed, or where backward() is called",
             evidence=evidence,
         )
-    divisor = parts / factor if is_mean else 1.0 / factor if is_sum else None
-    due = f"{parts}" if is_mean else "1, since it is a sum"
+    divisor = parts / factor if context.is_mean else 1.0 / factor if context.is_sum else None
+    due = f"{parts}" if context.is_mean else "1, since it is a sum"
     return Finding(
         "wrong-loss-scale",
         seen,
@@ -74,7 +72,7 @@ def scaled(context: Context) -> Finding | None:
 def roughly_scaled(context: Context) -> Finding | None:
     """See gradients of about ``k`` times the full batch's, or one ``k``-th, in a step that draws random numbers."""
     square = dot(context.expected, context.expected)
-    if not square or not context.is_kept():
+    if not square or not context.is_kept:
         return None
     factor, parts = dot(context.got, context.expected) / square, context.num_parts
     slack = 1.0 + 3.0 * context.comparison.spread
@@ -100,7 +98,7 @@ def roughly_scaled(context: Context) -> Finding | None:
 def pass_scaled(context: Context) -> Finding | None:
     """See one of several backward passes of a micro-batch whose loss has another scale than the others."""
     ordinals = sorted({one.ordinal for one in context.passes})
-    if len(ordinals) < 2 or not context.is_kept():
+    if len(ordinals) < 2 or not context.is_kept:
         return None
     told = []
     for ordinal in ordinals:
@@ -132,7 +130,7 @@ def pass_scaled(context: Context) -> Finding | None:
 
 def mostly_scaled(context: Context) -> Finding | None:
     """See gradients that are multiples of the full batch's, by other factors for other parameters."""
-    if not context.is_kept():
+    if not context.is_kept:
         return None
     factors, mixed = _factors(context)
     parts = context.num_parts

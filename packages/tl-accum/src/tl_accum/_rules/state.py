@@ -10,11 +10,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tl_accum._compare import Comparison
 from tl_accum._differences import GroupGap, moving_places, scheduler_steps
 from tl_accum._rules.entries import entry
-from tl_accum._updates import updates
-from tl_accum._vectors import largest
+from tl_accum._vectors import is_measured, largest
 from tl_accum._words import cycle, number, often, places, shown
 from tl_core import Finding, parameter_names
-from tl_telemetry import Piece, StateDifference
+from tl_telemetry import OptimizerStep, Piece, StateDifference
 
 
 def state_findings(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
@@ -73,11 +72,10 @@ def moved_between(comparison: Comparison) -> Iterator[Finding]:
     own = set(parameter_names(run.setup.model))
     for gap, group, made in zip(comparison.gaps, plan.groups, run.groups, strict=True):
         own_here = own | set(gap.buffers).difference(run.moved_in_forward)
-        updating = {update.place for found in updates(run, made).values() for update in found}
         hit: dict[int, set[str]] = {}
         for place, step in enumerate(made.steps):
             names = {_name(change) for change in step.changed if _is_moved(change, _name(change) in own)} & own_here
-            if names and place not in updating and not _skipped(step.record.events):
+            if names and not step.has(OptimizerStep):
                 hit[place] = names
         if hit:
             moved = sorted(set().union(*hit.values()))
@@ -105,14 +103,10 @@ def _is_moved(change: StateDifference, is_parameter: bool) -> bool:
     if not is_parameter and change.tensor.num_elements < 2:
         return False
     before, after = change.tensor_a(), change.tensor_b()
-    if before is None or after is None or not before.is_floating_point():
+    if before is None or after is None or not is_measured(before):
         return True
     limit = 16 * torch.finfo(before.dtype).eps * largest({"": before})
     return largest({"": after - before}) > limit
-
-
-def _skipped(events: tuple[object, ...]) -> bool:
-    return any(getattr(event, "kind", "") == "optimizer_step" for event in events)
 
 
 def _settings(comparison: Comparison) -> Iterator[Finding]:
@@ -121,10 +115,10 @@ def _settings(comparison: Comparison) -> Iterator[Finding]:
         return
     plan, run = comparison.plan, comparison.run
     first = gap.settings[0]
-    place = "".join(f"[{key!r}]" if isinstance(key, str) else f" group {key}" for key in first.path)
+    setting = "".join(f"[{key!r}]" if isinstance(key, str) else f" group {key}" for key in first.path)
     moving = [
-        place_
-        for place_, one in enumerate(run.groups[gap.number].steps)
+        place
+        for place, one in enumerate(run.groups[gap.number].steps)
         if any(change.piece == first.piece and change.path == first.path for change in one.changed)
     ]
     last = len(run.groups[gap.number].steps) - 1
@@ -137,7 +131,7 @@ def _settings(comparison: Comparison) -> Iterator[Finding]:
     elif len(moving) <= 1 and gap.number == 0 and not _moves_again(comparison, first, 0):
         cause = "it is set once, to another value for other accumulation steps"
         fix = "use the settings that the full batch is trained with"
-    elif any(place_ != last for place_ in moving):
+    elif any(place != last for place in moving):
         cause = f"it is set by hand in {places(moving, last + 1)}: a schedule that counts micro-batches, not updates"
         fix = "compute it from the number of updates (setup.step_index // k), and set it once an update"
     elif (plateau := _plateau(comparison)) is not None:
@@ -154,7 +148,7 @@ def _settings(comparison: Comparison) -> Iterator[Finding]:
         fix = "compute it from the number of updates (setup.step_index // k)"
     yield Finding(
         "settings-differ",
-        f"optimizer {first.piece.name!r}{place} is {first.shown_b} after {cycle(plan, plan.groups[gap.number])}, and "
+        f"optimizer {first.piece.name!r}{setting} is {first.shown_b} after {cycle(plan, plan.groups[gap.number])}, and "
         f"{first.shown_a} with full batches"
         + (f"; {len(gap.settings) - 1} more settings differ" if len(gap.settings) > 1 else ""),
         cause,
@@ -173,9 +167,9 @@ def _numbers(difference: StateDifference) -> bool:
     return all(isinstance(value, (int, float)) for value in (difference.plain_a, difference.plain_b))
 
 
-def _moves_again(comparison: Comparison, difference: StateDifference, number_: int) -> bool:
+def _moves_again(comparison: Comparison, difference: StateDifference, group: int) -> bool:
     """Tell whether a setting changes in later groups too."""
-    steps = [step for group in comparison.run.groups[number_ + 1 :] for step in group.steps]
+    steps = [step for later in comparison.run.groups[group + 1 :] for step in later.steps]
     return any(c.piece == difference.piece and c.path == difference.path for step in steps for c in step.changed)
 
 

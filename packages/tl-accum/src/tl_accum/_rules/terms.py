@@ -8,8 +8,8 @@ from tl_accum._context import Context
 from tl_accum._counts import candidates
 from tl_accum._differences import tensors_of
 from tl_accum._rules.probes import moving_figures
-from tl_accum._vectors import Vector, added, made_of, norm, only, ratio
-from tl_accum._words import number
+from tl_accum._vectors import Vector, added, made_of, norm, num_elements, only, ratio
+from tl_accum._words import listed, number
 from tl_core import Finding
 from tl_telemetry import Piece
 
@@ -20,7 +20,7 @@ LEAST_UNEQUAL = 0.02
 def constant_term(context: Context) -> Finding | None:
     """See a term of the loss that does not depend on the data and is added in every micro-batch, undivided."""
     parts = context.num_parts
-    if not context.is_kept() or not context.singles:
+    if not context.is_kept or not context.singles:
         return None
     # what a step for one accumulation step makes of a micro-batch holds the term once, and so does the accumulated
     # step: mine = single / k + (1 - 1 / k) * term
@@ -68,20 +68,20 @@ def _penalty(context: Context, term: Vector) -> str:
 
 def mean_of_means(context: Context) -> Finding | None:
     """See means over numbers of elements that differ between micro-batches."""
-    if not context.is_kept() or not _is_share(context):
+    if not context.is_kept or not _is_share(context):
         return None
     parts = context.num_parts
     for counts in candidates(context.group.parts):
         total = sum(counts.numbers)
         shares = [count / total for count in counts.numbers]
         if context.same(added(context.singles, shares), context.expected):
-            listed = ", ".join(f"{count:g}" for count in counts.numbers)
+            figures = ", ".join(f"{count:g}" for count in counts.numbers)
             weighted = any(count != round(count) for count in counts.numbers)
             own = "total weight" if weighted else "number of elements that count (tokens, mask)"
             return Finding(
                 "mean-of-means",
                 f"each micro-batch weighs 1/{parts} in the accumulated gradients, and by its share in the full "
-                f"batch's: {listed} of {total:g} ({counts.what}); {context.norms()}",
+                f"batch's: {figures} of {total:g} ({counts.what}); {context.norms()}",
                 f"each micro-batch's loss is a mean over its own {own}, and these means are averaged: what is in "
                 f"micro-batches with {'a small one' if weighted else 'few of them'} weighs too much",
                 f"sum the loss, and divide it by the total {'weight' if weighted else 'number of elements'} of the "
@@ -91,11 +91,11 @@ def mean_of_means(context: Context) -> Finding | None:
     weights = made_of(context.expected, context.singles, context.rtol)
     if weights is None:
         return None
-    listed = ", ".join(number(weight) for weight in weights)
+    figures = ", ".join(number(weight) for weight in weights)
     is_mean = abs(sum(weights) - 1.0) <= 10 * context.rtol
     return Finding(
         "mean-of-means",
-        f"each micro-batch weighs 1/{parts} in the accumulated gradients, and {listed} in the full batch's; "
+        f"each micro-batch weighs 1/{parts} in the accumulated gradients, and {figures} in the full batch's; "
         f"{context.norms()}",
         "each micro-batch's loss is normalised by something of its own (a count of elements, a sum of weights or "
         "of class weights), and not by the whole group's; no tensor of the batch was found whose counts are these "
@@ -114,25 +114,20 @@ def mean_of_means(context: Context) -> Finding | None:
 def unequal(context: Context) -> Finding | None:
     """See micro-batches that count more than others, although each should count the same."""
     parts = context.num_parts
-    if not (context.is_kept() or context.is_untraced) or not context.singles:
+    if not (context.is_kept or context.is_untraced) or not context.singles:
         return None
-    due = next(
-        (
-            share
-            for share in (1.0 / parts, 1.0)
-            if context.same(added(context.singles, [share] * parts), context.expected)
-        ),
-        None,
-    )
-    weights = None if due is None else made_of(context.got, context.singles, context.rtol)
-    if due is None or weights is None or all(abs(weight - due) <= LEAST_UNEQUAL * due for weight in weights):
+    if not (context.is_mean or context.is_sum):
         return None
-    listed = ", ".join(number(0.0 if abs(weight) < 1e-3 * due else weight) for weight in weights)
+    due = 1.0 / parts if context.is_mean else 1.0
+    weights = made_of(context.got, context.singles, context.rtol)
+    if weights is None or all(abs(weight - due) <= LEAST_UNEQUAL * due for weight in weights):
+        return None
+    figures = ", ".join(number(0.0 if abs(weight) < 1e-3 * due else weight) for weight in weights)
     last_only = all(abs(weight) <= 0.01 * due for weight in weights[:-1])
     falling = all(abs(weight - (parts - place) * due) <= 0.01 * due for place, weight in enumerate(weights))
     return Finding(
         "unequal-micro-batches",
-        f"the micro-batches count {listed} in the accumulated gradients, instead of {number(due)} each "
+        f"the micro-batches count {figures} in the accumulated gradients, instead of {number(due)} each "
         f"({context.norms()})",
         *_unequal_cause(falling=falling, last_only=last_only),
         evidence={"weights": tuple(weights)},
@@ -158,7 +153,7 @@ def _unequal_cause(*, falling: bool, last_only: bool) -> tuple[str, str]:
 
 def coupled(context: Context) -> Finding | None:
     """See losses that couple the examples of a batch, so that no weighing of micro-batches gives the full batch's."""
-    if not context.is_kept() or not _is_share(context) or context.comparison.noise:
+    if not context.is_kept or not _is_share(context) or context.comparison.noise:
         return None
     if made_of(context.expected, [*context.singles], context.rtol) is not None or not _determined(context):
         return None
@@ -178,7 +173,7 @@ def coupled(context: Context) -> Finding | None:
 def _running(context: Context) -> str:
     """Name the figures beside the model that move in every micro-batch: running statistics of the data, perhaps."""
     names = moving_figures(context)[:3]
-    return f", running statistics ({' and '.join(names)} changed in every micro-batch)" if names else ""
+    return f", running statistics ({listed(names)} changed in every micro-batch)" if names else ""
 
 
 def _is_share(context: Context) -> bool:
@@ -192,5 +187,4 @@ def _is_share(context: Context) -> bool:
 
 def _determined(context: Context) -> bool:
     # more elements than unknowns, and micro-batches that are not alike: else everything would fit
-    elements = sum(value.numel() for value in context.expected.values())
-    return elements > 2 * context.num_parts
+    return num_elements(context.expected) > 2 * context.num_parts

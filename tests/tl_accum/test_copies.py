@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from tl_accum import check_accumulation_equivalent
-from tl_accum._kept import Kept
+from tl_accum._copies import Copies
 
 
 def kept_twice(tensor: Tensor, change: Any = None) -> tuple[tuple[Tensor, bytes], tuple[Tensor, bytes]]:
     """Keep a tensor in two captures in a row, with a change in between."""
-    kept, found = Kept(), []
+    kept, found = Copies(), []
     for _ in range(2):
         kept.begin()
         load, digest = kept.keep(tensor)
@@ -70,7 +70,7 @@ def test_what_torch_cannot_compare_is_copied_each_time() -> None:
 
 def test_views_of_one_memory_are_told_apart() -> None:
     """By shape, strides and dtype."""
-    kept = Kept()
+    kept = Copies()
     kept.begin()
     matrix = torch.arange(6.0).reshape(2, 3)
     views = [matrix, matrix.flatten(), matrix.view(torch.int32), matrix[:, :2]]
@@ -80,7 +80,7 @@ def test_views_of_one_memory_are_told_apart() -> None:
 
 def test_only_the_last_capture_is_remembered() -> None:
     """What one capture did not hold is let go of."""
-    kept, tensor = Kept(), torch.ones(2)
+    kept, tensor = Copies(), torch.ones(2)
     kept.begin()
     first = kept.keep(tensor)[0]()
     kept.begin()

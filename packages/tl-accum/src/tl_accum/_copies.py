@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Kept:
+class Copies:
     """Keeps tensors' contents for captures, on the CPU.
 
     Most of what a loop holds stays as it is from one micro-batch to the next: a dataset, and without an update the
