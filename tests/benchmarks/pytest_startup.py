@@ -1,14 +1,16 @@
 """What tl-pytest adds to a run of pytest that does not use it: ``pytest --collect-only`` on an empty folder.
 
-Run it with ``python tests/benchmarks/pytest_startup.py``. Runs with the plugin and without it (``-p no:tl``) take
-turns, so that whatever else the machine does falls on all. Given are medians of wall time and of processor time, and
-what is added as the median over the rounds; the processor's is the steadier one on a busy machine. The row ``control``
-sets runs without the plugin beside others of the same kind: how far it is from 0 is what noise makes of no difference.
+Run it with ``python tests/benchmarks/pytest_startup.py``. Runs with the plugin and without it take turns, so that
+whatever else the machine does falls on all; other installed plugins are left out of all of them. Given are medians of
+wall time and of processor time, and what is added as the median over the rounds; the processor's is the steadier one on
+a busy machine. The row ``control`` sets runs without the plugin beside others of the same kind: how far it is from 0 is
+what noise makes of no difference.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import resource
 import statistics
@@ -20,15 +22,15 @@ from time import perf_counter
 import pytest
 
 NUM_ROUNDS = 20
-WITHOUT = ("-p", "no:tl")
-WAYS = {"without": WITHOUT, "control": WITHOUT, "with": ()}
+WAYS = {"without": (), "control": (), "with": ("-p", "tl_pytest.plugin")}
 
 
 def measure(folder: str, arguments: tuple[str, ...]) -> tuple[float, float]:
     """Run pytest once and return its wall time and its processor time in milliseconds."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *arguments]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), perf_counter()
-    done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
     wall_s, after = perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode != pytest.ExitCode.NO_TESTS_COLLECTED:
         raise RuntimeError(f"pytest ended with {done.returncode}: {done.stderr.decode()}")
@@ -43,8 +45,10 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
     with tempfile.TemporaryDirectory() as folder:
+        ways = list(WAYS.items())
         for _ in range(rounds + 1):  # the first round fills the caches
-            for name, arguments in WAYS.items():
+            ways.append(ways.pop(0))  # each way is first in turn
+            for name, arguments in ways:
                 times[name].append(measure(folder, arguments))
     print(f"pytest {pytest.__version__}, Python {platform.python_version()}, {rounds} rounds, medians in ms")
     print(f"{'':<10}{'wall':>8}{'added':>8}{'processor':>12}{'added':>8}")

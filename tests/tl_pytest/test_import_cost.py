@@ -9,6 +9,7 @@ import sys
 
 def pytest_unconfigure():
     watched = ("torch", "numpy", "tl_accum", "tl_amp", "tl_core", "tl_coverage", "tl_resume", "tl_telemetry")
+    watched += ("tl_pytest._log", "tl_pytest._summary")
     heavy = [name for name in watched if name in sys.modules]
     print("imported:", ", ".join(heavy) or "nothing")
 """
@@ -66,4 +67,5 @@ def test_the_guard_sees_an_import(imported):
 def test_the_fixture_imports_torch(imported):
     """A test that uses a fixture brings torch and the checks."""
     (line,) = imported("def test_it(training_runner):\n    pass\n")
-    assert line == "imported: torch, numpy, tl_accum, tl_amp, tl_core, tl_coverage, tl_resume, tl_telemetry"
+    checks = "tl_accum, tl_amp, tl_core, tl_coverage, tl_resume, tl_telemetry"
+    assert line == f"imported: torch, numpy, {checks}, tl_pytest._log, tl_pytest._summary"
