@@ -106,7 +106,7 @@ def pytest_report_teststatus(report):
 
 
 def test_the_last_attempt_of_a_repeated_test_counts(run_tests, pytester):
-    """A test that fails and is repeated with success has no finding at the end, and its file has the last verdict."""
+    """A test that is repeated with success has no finding at the end, and its files have the last verdict."""
     pytester.makeconftest(RERUNS)
     source = """
 from tl_pytest import Finding, Report
@@ -115,12 +115,15 @@ def test_it(training_runner, pytestconfig):
     findings = () if pytestconfig.attempt else (Finding("rule", "seen", "cause", "fix"),)
     Report("made-up check", findings).require()
 """
-    result = run_tests(source, "--tl-report=out")
+    result = run_tests(source, "--tl-report=out", "--junitxml=out.xml")
     assert "1 passed, 1 rerun" in result.outlines[-1]
     result.stdout.no_fnmatch_line("tl: rule *")
     (path,) = (pytester.path / "out").iterdir()
     assert '"outcome": "passed"' in path.read_text()
     assert '"finding"' not in path.read_text()
+    case = (pytester.path / "out.xml").read_text()
+    assert 'name="tl_verdict" value="made-up check: passed"' in case
+    assert "tl_finding" not in case
 
 
 def test_a_runner_of_the_project(run_tests, pytester):

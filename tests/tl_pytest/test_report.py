@@ -188,7 +188,7 @@ def test_that_asked(training_runner):
     assert sum("- tl findings -" in line for line in result.outlines) == 1
 
 
-def test_a_fixture_may_ask_for_a_verdict(run_tests):
+def test_a_fixture_may_ask_for_a_verdict(run_tests, pytester):
     """A verdict in a fixture, at its start or its end, is an error of the test with the same sections and lines."""
     source = (
         SOURCE[: SOURCE.index("def test_fails(")]
@@ -209,10 +209,13 @@ def test_end(at_end):
     pass
 """
     )
-    result = run_tests(source)
+    result = run_tests(source, *FILES)
     result.assert_outcomes(errors=2, passed=1)
+    properties = written(pytester.path)[0]
+    finding = ("tl_finding", "[rule-a] rule-a was seen\nin two lines")
+    assert properties["test_start"] == [finding, ("tl_verdict", "made-up check: failed")]
     lines = between(result.outlines, "= tl-pytest =", "=====")
-    assert lines == ["tl: rule-a 1x (test_start)", "tl: rule-b 1x (test_end)"]
+    assert lines[:2] == ["tl: rule-a 1x (test_start)", "tl: rule-b 1x (test_end)"]
     assert sum("- tl findings -" in line for line in result.outlines) == 2
 
 

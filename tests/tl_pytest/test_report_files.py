@@ -86,6 +86,36 @@ def test_each_test_has_a_file(run_tests, pytester, loop, arguments):
     assert found["test_judges_nothing"][1]["outcome"] == "could not judge"
 
 
+def test_a_verdict_that_is_raised_by_hand_is_taken_down(run_tests, pytester):
+    """A verdict that no report was asked for, and that of a fixture which failed for an earlier test, are reported."""
+    source = """
+import pytest
+from tl_pytest import NotJudged, Report
+
+@pytest.fixture(scope="module")
+def shared():
+    Report("in a fixture", judged=False).require()
+
+def test_first(shared):
+    pass
+
+def test_second(shared):
+    pass
+
+def test_by_hand():
+    raise NotJudged(Report("by hand", judged=False))
+"""
+    result = run_tests(source, "--tl-report=out")
+    assert "tl: could not judge 3x (test_first, test_second, test_by_hand)" in result.outlines
+    found = read(pytester.path / "out")
+    verdicts = {test: [(line["check"], line["outcome"]) for line in lines[1:]] for test, lines in found.items()}
+    assert verdicts == {
+        "test_first": [("in a fixture", "could not judge")],
+        "test_second": [("in a fixture", "could not judge")],
+        "test_by_hand": [("by hand", "could not judge")],
+    }
+
+
 def test_a_file_is_gone_when_its_test_has_nothing_to_tell(run_tests, pytester, loop):
     """The verdicts of an earlier run are not taken for those of this one."""
     run = "\ndef test_it(training_runner):\n    training_runner.run(make_setup, make_batch(), train_step)\n"

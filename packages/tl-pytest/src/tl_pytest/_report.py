@@ -10,7 +10,7 @@ import pytest
 from tl_pytest._log import TestLog
 from tl_pytest._settings import Settings
 from tl_pytest._summary import Failure, Summary
-from tl_pytest._unjudged import ATTRIBUTE, NOT_JUDGED, is_unjudged
+from tl_pytest._unjudged import ATTRIBUTE, FINDING, NOT_JUDGED, VERDICT, is_unjudged
 from tl_pytest._verdicts import Plain, brief, describe
 
 SECTION = "tl findings"
@@ -32,23 +32,24 @@ def attach_verdicts(item: pytest.Item, call: pytest.CallInfo[None], report: pyte
         from tl_core import CheckFailed, NotJudged
 
         error = call.excinfo.value
-        verdicts = log.verdicts
+        unasked: list[Plain] = []
         if isinstance(error, (CheckFailed, NotJudged)):
             raised = describe(error.report)
             setattr(report, ATTRIBUTE, {**raised, "line": _line(item, call.excinfo)})
             properties: list[tuple[str, object]] = [
-                ("tl_finding", f"[{one['rule']}] {one['seen']}") for one in raised["findings"]
+                (FINDING, f"[{one['rule']}] {one['seen']}") for one in raised["findings"]
             ]
             item.user_properties += properties
             report.user_properties += properties
-            verdicts = verdicts if raised in verdicts else [*verdicts, raised]
+            if raised not in log.verdicts:  # raised by hand, or by a fixture that failed for an earlier test
+                log.verdicts.append(raised)
         else:
-            verdicts = [*verdicts, *log.unasked()]
-        if lines := brief(verdicts):
+            unasked = log.unasked()
+        if lines := brief([*log.verdicts, *unasked]):
             report.sections.append((SECTION, "\n".join(lines)))
-    if report.when == "call":
+    if report.when == "call" or (report.when == "setup" and report.failed):
         said = dict.fromkeys(f"{one['check']}: {one['verdict']}" for one in log.verdicts)
-        spoken: list[tuple[str, object]] = [("tl_verdict", one) for one in said]
+        spoken: list[tuple[str, object]] = [(VERDICT, one) for one in said]
         item.user_properties += spoken
         report.user_properties += spoken
     _take_outcome(report, log)

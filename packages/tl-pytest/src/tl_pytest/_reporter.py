@@ -16,7 +16,7 @@ import pytest
 
 from tl_pytest import _markers
 from tl_pytest._settings import Settings
-from tl_pytest._unjudged import ATTRIBUTE, NOT_JUDGED, is_unjudged
+from tl_pytest._unjudged import ATTRIBUTE, NOT_JUDGED, PROPERTIES, is_unjudged
 
 if TYPE_CHECKING:
     from tl_pytest._log import TestLog
@@ -49,6 +49,8 @@ class Reporter:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
         """Refuse markers that make no sense, also of tests that do not use the runner."""
+        # what is left of an earlier attempt, where another plugin repeats tests that failed
+        item.user_properties[:] = [one for one in item.user_properties if one[0] not in PROPERTIES]
         _markers.tolerances_of(item)
         with _hearing(item):
             yield

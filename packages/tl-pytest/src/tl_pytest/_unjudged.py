@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 ATTRIBUTE = "tl_verdict"  # of a report; pytest-xdist hands on all attributes that are plain data
+FINDING, VERDICT = PROPERTIES = ("tl_finding", "tl_verdict")  # of a test, in JUnit XML
 NOT_JUDGED = "could not judge"
 
 
