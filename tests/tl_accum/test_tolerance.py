@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tl_accum import AccumulationReport, assert_accumulation_equivalent, check_accumulation_equivalent
-from tl_accum._tolerance import Bounds
+from tl_accum._tolerance import Bounds, may_use_tf32
 from tl_core import NotJudged, Tolerances, TrainingSetup
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(0))
@@ -253,3 +253,20 @@ def test_no_gradients_have_no_bounds() -> None:
     """An optimizer without gradients is no error."""
     assert Bounds(1e-4, 1e-6).of({}) == {}
     assert Bounds(1e-4, 1e-6).length({}) == 1e-3
+
+
+def test_tf32_widens_the_tolerance():
+    """Products in TF32 are as coarse as its ten bits, whatever rtol is asked for below that."""
+    assert Bounds(1e-4, 1e-6, tf32=True).relative == 4 * 2.0**-10
+    assert Bounds(1e-2, 1e-6, tf32=True).relative == 1e-2
+    assert Bounds(1e-4, 1e-6).relative == 1e-4
+
+
+def test_tf32_is_a_matter_of_gpus(monkeypatch):
+    """On the CPU there is none; on CUDA cudnn's default allows it, and both flags off rule it out."""
+    assert not may_use_tf32("cpu")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    assert may_use_tf32("cuda")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    assert not may_use_tf32("cuda:0")

@@ -12,7 +12,7 @@ from tl_accum._differences import GroupGap, group_gap
 from tl_accum._plan import Plan
 from tl_accum._runs import Frozen, Part, Run
 from tl_accum._session import Session
-from tl_accum._tolerance import Bounds
+from tl_accum._tolerance import Bounds, may_use_tf32
 from tl_accum._updates import updates
 from tl_accum._vectors import dot, largest, minus
 from tl_core import module_names, parameter_names
@@ -116,7 +116,7 @@ def compare_frozen(found: Comparison) -> Comparison | None:
 def _compared(session: Session, bounds: Bounds, indices: Sequence[int], frozen: Frozen) -> Comparison:
     reference = session.full(frozen=frozen, indices=indices)
     low = max(reference.met.low, key=lambda dtype: torch.finfo(dtype).eps, default=None)
-    bounds = replace(bounds, low=low)
+    bounds = replace(bounds, low=low, tf32=may_use_tf32(session.plan.device))
     gaps: list[GroupGap] = []
 
     def matches(run: Run, number: int) -> bool:

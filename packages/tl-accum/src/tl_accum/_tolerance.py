@@ -15,6 +15,8 @@ from tl_accum._vectors import Vector, largest
 OF_ALL = 1e-2
 # Units in the last place that results in low precision may be off by, of the largest gradient.
 LOW_ULPS = 4
+# Relative distance of neighbouring numbers in TF32, in which a GPU multiplies float32 numbers where that is allowed.
+TF32_EPS = 2.0**-10
 
 
 @dataclass
@@ -26,6 +28,7 @@ class Bounds:
         atol: absolute tolerance.
         exact_atol: whether somebody asked for that atol; else it is lowered for gradients that are small themselves.
         low: the coarsest dtype in which the loop computes; None in single precision or finer.
+        tf32: whether float32 numbers may be multiplied in TF32.
         floor: of each parameter, how far the loop lies from itself when it is repeated.
     """
 
@@ -33,12 +36,14 @@ class Bounds:
     atol: float
     exact_atol: bool = False
     low: torch.dtype | None = None
+    tf32: bool = False
     floor: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def relative(self) -> float:
         """The relative tolerance, widened for low precision."""
-        return self.rtol if self.low is None else max(self.rtol, LOW_ULPS * torch.finfo(self.low).eps)
+        eps = torch.finfo(self.low).eps if self.low is not None else TF32_EPS if self.tf32 else 0.0
+        return max(self.rtol, LOW_ULPS * eps)
 
     def of(self, expected: Mapping[str, Tensor]) -> dict[str, float]:
         """Return how far each parameter's elements may lie from what is expected."""
@@ -54,3 +59,13 @@ class Bounds:
         every = largest(expected)
         floor = max((self.floor.get(name, 0.0) for name in expected), default=0.0)
         return max(1e-3, 3 * self.relative, 3.0 * floor / every if every else 0.0)
+
+
+def may_use_tf32(device: str | torch.device) -> bool:
+    """Tell whether products of float32 numbers on a device may be made in TF32, as cudnn's are by default."""
+    if torch.device(device).type != "cuda":
+        return False
+    try:
+        return bool(torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:  # the older flags cannot be read once somebody has set the newer ones (torch 2.9)
+        return True

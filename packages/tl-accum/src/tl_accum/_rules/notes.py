@@ -131,8 +131,8 @@ def _per_forward(comparison: Comparison) -> Iterator[Finding]:
 
 def _precision(comparison: Comparison) -> Iterator[Finding]:
     low = comparison.bounds.low
-    if low is not None:
-        name = str(low).removeprefix("torch.")
+    if low is not None or comparison.bounds.tf32:
+        name = "TF32 (float32 on this GPU)" if low is None else str(low).removeprefix("torch.")
         yield Finding(
             "low-precision",
             f"the loop computes in {name}: gradients were compared to {comparison.bounds.relative:.2g} of each "
