@@ -262,11 +262,15 @@ def test_tf32_widens_the_tolerance():
     assert Bounds(1e-4, 1e-6).relative == 1e-4
 
 
-def test_tf32_is_a_matter_of_gpus(monkeypatch):
+def test_tf32_is_a_matter_of_gpus():
     """On the CPU there is none; on CUDA cudnn's default allows it, and both flags off rule it out."""
-    assert not may_use_tf32("cpu")
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    assert may_use_tf32("cuda")
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    assert not may_use_tf32("cuda:0")
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    try:
+        cudnn.allow_tf32 = True
+        assert not may_use_tf32("cpu")
+        assert may_use_tf32("cuda")
+        cudnn.allow_tf32 = matmul.allow_tf32 = False
+        assert not may_use_tf32("cuda:0")
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before
