@@ -13,15 +13,23 @@ from tl_accum._counts import Counts, candidates
 
 
 def found(*parts: Any) -> dict[str, tuple[float, ...]]:
-    return {counts.what: counts.numbers for counts in candidates(parts)}
+    # any batch of the same make will do as the full one here
+    return {counts.what: counts.numbers for counts in candidates(parts, parts[-1])}
 
 
 def test_tokens_that_are_not_ignored_are_counted() -> None:
     """The usual values for "ignore" come first, with and without a sequence's first position."""
     labels = [torch.tensor([[5, -100, -100], [5, 5, 7]]), torch.tensor([[5, 5, 5], [5, 5, 7]])]
-    first, second, *_ = candidates([{"labels": part} for part in labels])
-    assert first == Counts("batch['labels'] != -100", (4.0, 6.0))
-    assert second == Counts("batch['labels'][:, 1:] != -100", (2.0, 4.0))
+    first, second, *_ = candidates([{"labels": part} for part in labels], {"labels": torch.cat(labels)})
+    assert first == Counts("batch['labels'] != -100", (4.0, 6.0), 10.0)
+    assert second == Counts("batch['labels'][:, 1:] != -100", (2.0, 4.0), 6.0)
+
+
+def test_the_full_batch_is_counted_too() -> None:
+    """Its padding makes its own count larger than the sum of the micro-batches'."""
+    parts = [torch.zeros(1, 2) - 1.0, torch.zeros(1, 3) - 1.0]
+    counts = {one.what: one for one in candidates(parts, torch.zeros(2, 3) - 1.0)}
+    assert counts["elements of batch"] == Counts("elements of batch", (2.0, 3.0), 6.0)
 
 
 def test_a_value_that_is_common_may_be_the_padding() -> None:

@@ -21,21 +21,23 @@ class Counts(NamedTuple):
     Attributes:
         what: in words: ``"labels != -100 in batch['labels']"``.
         numbers: of each micro-batch.
+        total: of the full batch: their sum, unless what is counted is padding too.
     """
 
     what: str
     numbers: tuple[float, ...]
+    total: float = 0.0
 
 
-def candidates(parts: Sequence[Any]) -> Iterator[Counts]:
+def candidates(parts: Sequence[Any], full: Any) -> Iterator[Counts]:
     """Yield everything that could be counted in micro-batches, and that differs between them."""
-    leaves = [dict(_leaves(part, "batch")) for part in parts]
+    leaves = [dict(_leaves(part, "batch")) for part in (*parts, full)]
     for name in leaves[0]:
         held = [found[name] for found in leaves if name in found]
-        if len(held) == len(parts):
-            for counts in _of(name, held):
-                if len(set(counts.numbers)) > 1 and all(n >= 0 for n in counts.numbers) and sum(counts.numbers) > 0:
-                    yield counts
+        if len(held) == len(leaves):
+            for what, (*numbers, total), _ in _of(name, held):
+                if len(set(numbers)) > 1 and all(n >= 0 for n in numbers) and total > 0:
+                    yield Counts(what, tuple(numbers), total)
 
 
 def _of(name: str, held: list[Tensor]) -> Iterator[Counts]:

@@ -15,6 +15,8 @@ from tl_telemetry import Piece
 
 # How far the shares of micro-batches lie from equal ones, at least, where they are the cause.
 LEAST_UNEQUAL = 0.02
+# How far terms may lie apart that are the same in every micro-batch, at the most: relative to their length.
+ALIKE = 0.05
 
 
 def constant_term(context: Context) -> Finding | None:
@@ -22,6 +24,9 @@ def constant_term(context: Context) -> Finding | None:
     parts = context.num_parts
     if not context.is_kept or not context.singles:
         return None
+    share = _share(context)
+    if share is not None and abs(share - 1.0) <= context.rtol:
+        return _constant_in_sum(context)
     # what a step for one accumulation step makes of a micro-batch holds the term once, and so does the accumulated
     # step: mine = single / k + (1 - 1 / k) * term
     rest = 1.0 - 1.0 / parts
@@ -33,7 +38,8 @@ def constant_term(context: Context) -> Finding | None:
     size = norm(term)
     if size <= context.rtol * norm(context.expected):
         return None
-    if any(norm(added([one, term], [1.0, -1.0])) > 10 * context.rtol * size for one in terms):
+    alike = min(ALIKE, 10 * context.rtol)
+    if any(norm(added([one, term], [1.0, -1.0])) > alike * size for one in terms):
         return None
     if not context.same(added([context.expected, term], [1.0, float(parts - 1)]), context.got):
         return None
@@ -47,6 +53,32 @@ def constant_term(context: Context) -> Finding | None:
         f"a term of the loss that does not depend on the data{what} is added to each micro-batch's loss after that was "
         f"divided by {parts}",
         "divide the whole loss by k, the term included; or add the term in one micro-batch of the group",
+        evidence={"term_norm": size},
+    )
+
+
+def _constant_in_sum(context: Context) -> Finding | None:
+    """See a penalty on the weights that is added to each micro-batch's part of a sum over the group.
+
+    Then nothing is divided, and the term is what the accumulated gradients have too much of, ``k - 1`` times. Only its
+    shape, that of a penalty, tells it from data.
+    """
+    parts = context.num_parts
+    factor = 1.0 / (parts - 1)
+    term = added([context.got, context.expected], [factor, -factor])
+    size = norm(term)
+    if size <= context.rtol * norm(context.expected):
+        return None
+    reached = [name for name, value in term.items() if float(value.abs().max()) > context.rtol * size]
+    if not (what := _penalty(context, only(term, reached))):
+        return None
+    return Finding(
+        "constant-term",
+        f"the accumulated gradients hold {parts} times a term that the full batch's hold once (norm {number(size)}, in "
+        f"{context.shown(reached)}), so that the norm is {number(norm(context.got))} instead of "
+        f"{number(norm(context.expected))}",
+        f"a term of the loss that does not depend on the data{what} is added to each micro-batch's part of the sum",
+        "add the term in one micro-batch of the group, or divide it by k",
         evidence={"term_norm": size},
     )
 
@@ -68,26 +100,38 @@ def _penalty(context: Context, term: Vector) -> str:
 
 def mean_of_means(context: Context) -> Finding | None:
     """See means over numbers of elements that differ between micro-batches."""
-    if not context.is_kept or not _is_share(context):
+    share = _share(context)
+    if share is None or not context.is_kept:
         return None
     parts = context.num_parts
-    for counts in candidates(context.group.parts):
-        total = sum(counts.numbers)
-        shares = [count / total for count in counts.numbers]
-        if context.same(added(context.singles, shares), context.expected):
-            figures = ", ".join(f"{count:g}" for count in counts.numbers)
-            weighted = any(count != round(count) for count in counts.numbers)
-            own = "total weight" if weighted else "number of elements that count (tokens, mask)"
-            return Finding(
-                "mean-of-means",
-                f"each micro-batch weighs 1/{parts} in the accumulated gradients, and by its share in the full "
-                f"batch's: {figures} of {total:g} ({counts.what}); {context.norms()}",
-                f"each micro-batch's loss is a mean over its own {own}, and these means are averaged: what is in "
-                f"micro-batches with {'a small one' if weighted else 'few of them'} weighs too much",
-                f"sum the loss, and divide it by the total {'weight' if weighted else 'number of elements'} of the "
-                "whole group, counted before the first micro-batch",
-                evidence={"counts": counts.numbers},
-            )
+    averaged = abs(share * parts - 1.0) <= context.rtol
+    weighs = f"1/{parts}" if averaged else number(share)
+    beside = "" if averaged else f"; nor are these means divided by the {parts} accumulation steps"
+    fits = []
+    for counts in candidates(context.group.parts, context.group.full):
+        made = added(context.singles, [count / counts.total for count in counts.numbers])
+        if context.same(made, context.expected):
+            fits.append((norm(added([made, context.expected], [1.0, -1.0])), counts))
+    if fits:
+        counts = min(fits, key=lambda fit: fit[0])[1]
+        figures = ", ".join(f"{count:g}" for count in counts.numbers)
+        weighted = any(count != round(count) for count in counts.numbers)
+        own = "total weight" if weighted else "number of elements that count (tokens, mask)"
+        apart = sum(counts.numbers) != counts.total
+        return Finding(
+            "mean-of-means",
+            f"each micro-batch weighs {weighs} in the accumulated gradients, and by its share in the full "
+            f"batch's: {figures} of {counts.total:g} ({counts.what}); {context.norms()}",
+            f"each micro-batch's loss is divided by {counts.what}, which is {sum(counts.numbers):g} for all of them "
+            f"together and {counts.total:g} for the full batch (padding counts){beside}"
+            if apart
+            else f"each micro-batch's loss is a mean over its own {own}, and these means are "
+            f"{'averaged' if averaged else 'added up'}: what is in micro-batches with "
+            f"{'a small one' if weighted else 'few of them'} weighs too much{beside}",
+            f"sum the loss, and divide it by the total {'weight' if weighted else 'number of elements'} of the "
+            "whole group, counted before the first micro-batch",
+            evidence={"counts": counts.numbers},
+        )
     weights = made_of(context.expected, context.singles, context.rtol)
     if weights is None:
         return None
@@ -95,11 +139,11 @@ def mean_of_means(context: Context) -> Finding | None:
     is_mean = abs(sum(weights) - 1.0) <= 10 * context.rtol
     return Finding(
         "mean-of-means",
-        f"each micro-batch weighs 1/{parts} in the accumulated gradients, and {figures} in the full batch's; "
+        f"each micro-batch weighs {weighs} in the accumulated gradients, and {figures} in the full batch's; "
         f"{context.norms()}",
         "each micro-batch's loss is normalised by something of its own (a count of elements, a sum of weights or "
         "of class weights), and not by the whole group's; no tensor of the batch was found whose counts are these "
-        "shares"
+        f"shares{beside}"
         if is_mean
         else f"these weights add up to {number(sum(weights))} and not to 1: the loss is no mean over examples but a "
         "function of one (a root, a logarithm, a ratio), which differs for each micro-batch",
@@ -176,13 +220,22 @@ def _running(context: Context) -> str:
     return f", running statistics ({listed(names)} changed in every micro-batch)" if names else ""
 
 
+def _share(context: Context) -> float | None:
+    """Return which part of its gradients for one accumulation step each micro-batch adds; None if that differs."""
+    if not context.singles:
+        return None
+    pairs = zip(context.increments, context.singles, strict=True)
+    shares = [ratio(mine, single, context.rtol) for mine, single in pairs]
+    known = [share for share in shares if share is not None]
+    if len(known) < len(shares) or max(known) - min(known) > 2 * context.rtol * abs(known[0]):
+        return None
+    return sum(known) / len(known)
+
+
 def _is_share(context: Context) -> bool:
     """Tell whether each micro-batch adds one k-th of what a step for one accumulation step makes of it."""
-    if not context.singles:
-        return False
-    share = 1.0 / context.num_parts
-    pairs = zip(context.increments, context.singles, strict=True)
-    return all(context.same(mine, added([single], [share])) for mine, single in pairs)
+    share = _share(context)
+    return share is not None and abs(share * context.num_parts - 1.0) <= context.rtol
 
 
 def _determined(context: Context) -> bool:

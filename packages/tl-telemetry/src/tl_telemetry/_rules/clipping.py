@@ -14,6 +14,11 @@ NEARLY_EVERY = 0.9
 # No gradient is clipped to this: a call with a bound from here on is made for the norm that it returns.
 MEASURES = 1e8
 
+TIGHT = (
+    "undecided: the bound is meant to be tight (every update then has the same length), or the gradients are larger "
+    "than they should be (targets or losses on an unusual scale, an exploding layer)"
+)
+
 
 def clip_after_step(run: Evidence) -> Iterator[Finding]:
     """See gradients that are clipped when an update has used them already."""
@@ -199,10 +204,14 @@ def clip_every_update(run: Evidence) -> Iterator[Finding]:
             seen=f"{function}() at {site} scaled the gradients down to {_bound(first):.6g}{scaled} in {len(over)} of "
             f"{several(len(before), 'call')} ({at(step for step, _ in over)}): the norm before was {number(norms[0])} "
             f"to {number(norms[-1])}, {number(norms[len(norms) // 2])} in the median",
-            cause="undecided: the bound is meant to be tight (every update then has the same length), or the gradients "
-            "are larger than they should be (targets or losses on an unusual scale, an exploding layer)",
+            cause=TIGHT
+            if first.scale is None
+            else "the clip runs before scaler.unscale_(optimizer), on gradients that the loss scale makes larger",
             fix="nothing, if a tight bound is meant; else normalise the targets, or raise the bound; max_grad_norm= "
-            "makes a norm before clipping that is too large a finding",
+            "makes a norm before clipping that is too large a finding"
+            if first.scale is None
+            else "call scaler.unscale_(optimizer) before it, once an update; tl-amp's check looks at all that is done "
+            "with a GradScaler",
             steps=telling(step for step, _ in over),
             evidence={"updates": len(before), "clipped": len(over), "median_norm": norms[len(norms) // 2]},
         )
