@@ -43,16 +43,14 @@ def test_the_note_says_that_the_gradients_are_scaled(unscale):
     run = run_training(make_setup, batch_of, step_with(unscale), steps=6)
     note = next(note for note in run.notes if note.rule == "clip-every-update")
     assert ("gradients still multiplied by the loss scale" in note.seen) is not unscale
-    assert note.cause == (
-        "undecided: the bound is meant to be tight (every update then has the same length), or the gradients are larger "
-        "than they should be (targets or losses on an unusual scale, an exploding layer)"
-        if unscale
-        else "the clip runs before scaler.unscale_(optimizer), on gradients that the loss scale makes larger"
-    )
-    assert note.fix == (
-        "nothing, if a tight bound is meant; else normalise the targets, or raise the bound; max_grad_norm= makes a norm "
-        "before clipping that is too large a finding"
-        if unscale
-        else "call scaler.unscale_(optimizer) before it, once an update; tl-amp's check looks at all that is done with a "
-        "GradScaler"
-    )
+    assert note.cause.startswith("undecided: the bound is meant to be tight") is unscale
+    assert note.fix.startswith("nothing, if a tight bound is meant") is unscale
+    if not unscale:
+        assert (
+            note.cause
+            == "the clip runs before scaler.unscale_(optimizer), on gradients that the loss scale makes larger"
+        )
+        assert note.fix == (
+            "call scaler.unscale_(optimizer) before it, once an update; tl-amp's check looks at all that is done with a "
+            "GradScaler"
+        )
