@@ -51,6 +51,6 @@ def test_the_note_says_that_the_gradients_are_scaled(unscale):
             == "the clip runs before scaler.unscale_(optimizer), on gradients that the loss scale makes larger"
         )
         assert note.fix == (
-            "call scaler.unscale_(optimizer) before it, once an update; tl-amp's check looks at all that is done with a "
-            "GradScaler"
+            "call scaler.unscale_(optimizer) before it, once an update; tl-amp's check looks at all that is done "
+            "with a GradScaler"
         )
