@@ -115,3 +115,10 @@ def test_a_mean_over_padding_too() -> None:
         "  fix: sum the loss, and divide it by the total number of elements of the whole group, counted before the "
         "first micro-batch"
     ]
+
+
+def test_means_of_tokens_that_are_divided_by_too_much() -> None:
+    """What they are divided by is told as it is: here by the workers too, which average gradients anyway."""
+    (finding,) = found(lambda setup, batch, k: entropy(setup, batch, "mean") / (1 if k == 1 else 2 * k))
+    assert "each micro-batch weighs 0.125 in the accumulated gradients" in finding
+    assert "weighs too much; besides, they are divided by 8 instead of 4\n" in finding

@@ -143,3 +143,26 @@ def test_the_repeated_step_names_the_module():
     run = run_training(setup_of, torch.ones(2, 3), step, steps=1)
     (made, *_) = run.facts.find_nonfinite(0).made
     assert (made.operation, made.module, made.backward) == ("mul", "0", False)
+
+
+def test_a_step_is_repeated_once_however_many_rules_ask():
+    """What made a step's values non-finite is found by running the loop again, and then known."""
+    built = []
+
+    def make_setup():
+        built.append(1)
+        model = torch.nn.Linear(2, 1)
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def step(setup, batch):
+        loss = (setup.model(batch) * 0.0).log().sum()
+        loss.backward()
+        setup.optimizer.step()
+        return loss.detach()
+
+    run = run_training(make_setup, torch.ones(3, 2), step, steps=2)
+    assert run.facts.origin(0).made
+    assert run.facts.origin(0) is run.facts.origin(0)
+    assert len(built) == 2
+    run.facts.find_nonfinite = None
+    assert run.facts.origin(1) is None

@@ -103,8 +103,7 @@ def attempts(run: Evidence) -> list[Attempt]:
     found = []
     for place, (record, event) in enumerate(run.events):
         if isinstance(event, OptimizerStep) and event.scaler is not None and _enabled(run, event.scaler):
-            applied = event.found_inf is None or event.found_inf.value() == 0.0
-            found.append(Attempt(place, record.step, event.optimizer, event.scaler, event.site, applied))
+            found.append(Attempt(place, record.step, event.optimizer, event.scaler, event.site, event.applied))
         elif isinstance(event, SkippedStep) and event.found_inf is not None and any(event.found_inf.values()):
             found.append(Attempt(place, record.step, event.optimizer, event.scaler, event.site, applied=False))
     return found

@@ -50,6 +50,7 @@ class Facts:
     resumed: bool = field(init=False)
     graphs_alive: int = 0  # earlier steps' graphs still alive when the run ended, with their losses
     graph_parts_alive: int = 0  # of the first steps' graphs, those of which at least the beginning is alive
+    _origins: dict[int, Origin | None] = field(init=False, default_factory=dict, repr=False)
     made_alive: int = 0  # of the first steps, those in which a forward pass made a graph that is alive
 
     def __post_init__(self) -> None:
@@ -74,6 +75,19 @@ class Facts:
             return self.run_uncompiled(num_steps)
         except Exception:  # noqa: BLE001  a loop that cannot be run a second time only goes without this detail
             return {}
+
+    def origin(self, step: int) -> Origin | None:
+        """Return where the non-finite values of a step came from; None where the run cannot be repeated.
+
+        The run is repeated once for each step that is asked for, however many rules ask.
+        """
+        if step not in self._origins:
+            try:
+                found = None if self.find_nonfinite is None else self.find_nonfinite(step)
+            except Exception:  # noqa: BLE001  a loop that cannot be run a second time only goes without this detail
+                found = None
+            self._origins[step] = found
+        return self._origins[step]
 
     def close(self) -> None:
         """Read how things stand at the end, without waiting for the device."""

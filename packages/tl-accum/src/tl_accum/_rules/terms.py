@@ -106,7 +106,7 @@ def mean_of_means(context: Context) -> Finding | None:
     parts = context.num_parts
     averaged = abs(share * parts - 1.0) <= context.rtol
     weighs = f"1/{parts}" if averaged else number(share)
-    beside = "" if averaged else f"; nor are these means divided by the {parts} accumulation steps"
+    beside = "" if averaged else _also(share, parts, context.rtol)
     fits = []
     for counts in candidates(context.group.parts, context.group.full):
         made = added(context.singles, [count / counts.total for count in counts.numbers])
@@ -153,6 +153,13 @@ def mean_of_means(context: Context) -> Finding | None:
         'size of this loss: allow=["mean-of-means"]',
         evidence={"weights": tuple(weights)},
     )
+
+
+def _also(share: float, parts: int, rtol: float) -> str:
+    """Say what is wrong with the scale of such means besides."""
+    if abs(share - 1.0) <= rtol:
+        return f"; nor are these means divided by the {parts} accumulation steps"
+    return f"; besides, they are divided by {number(1.0 / share)} instead of {parts}" if share > 0.0 else ""
 
 
 def unequal(context: Context) -> Finding | None:

@@ -102,10 +102,5 @@ def overflow(operations: tuple[Any, ...]) -> tuple[str, str, str] | None:
 
 def made_in(run: Evidence, step: int) -> tuple[Any, ...]:
     """Repeat a run up to a step, and return the operations that first made non-finite values of finite ones."""
-    find = run.facts.find_nonfinite
-    if find is None:
-        return ()
-    try:
-        return find(step).made
-    except Exception:  # noqa: BLE001  a loop that cannot be run a second time only goes without this detail
-        return ()
+    origin = run.facts.origin(step)
+    return () if origin is None else origin.made

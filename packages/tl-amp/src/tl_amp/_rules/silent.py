@@ -33,7 +33,7 @@ def silent_overflow(run: Evidence) -> Iterator[Finding]:
         loss = run.records[step].loss
         if loss is not None and not math.isfinite(loss):
             continue  # a rule of its own tells it
-        origin = _origin(run, step)
+        origin = run.facts.origin(step)
         if origin is None:
             return
         found = _made_nan(origin, step) if step in skipped else None
@@ -85,13 +85,3 @@ def _made_nan(origin: Any, step: int) -> tuple[str, str, str, str] | None:
         "mask with torch.finfo(dtype).min instead of a large number, and leave no row wholly masked; or " + FLOAT16_FIX,
         str(turned),
     )
-
-
-def _origin(run: Evidence, step: int) -> Any:
-    find = run.facts.find_nonfinite
-    if find is None:
-        return None
-    try:
-        return find(step)
-    except Exception:  # noqa: BLE001  a loop that cannot be run a second time only goes without this look
-        return None

@@ -247,7 +247,7 @@ def never_stepped(run: Evidence) -> Iterator[Finding]:
     """See optimizers that never step, and say which ones the scaler steps instead."""
     through = attempts(run)
     for finding in telemetry_never_stepped(run):
-        name = finding.seen.split("'")[1]
+        name = str(finding.evidence["optimizer"])
         others = [attempt for attempt in through if attempt.optimizer != name]
         if any(attempt.optimizer == name for attempt in through):
             continue  # the scaler was asked to step it, and skipped it: another rule tells that

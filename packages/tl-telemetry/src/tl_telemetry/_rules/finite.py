@@ -12,7 +12,7 @@ import torch
 from tl_telemetry._events import Backward, OptimizerStep
 from tl_telemetry._evidence import Evidence, enough, number
 from tl_telemetry._record import StepRecord, read
-from tl_telemetry._replay import Made, Origin
+from tl_telemetry._replay import Made
 from tl_telemetry._tensors import shown_name
 
 # From this growth of the loss or the gradient norm on, values that overflow are the end of a divergence.
@@ -268,7 +268,7 @@ def explain_nonfinite(run: Evidence, first: int, *, at_end: bool) -> tuple[str, 
             "initialise them (torch.empty leaves whatever was in memory), or look at the checkpoint they come from",
             {"began_so": began_so},
         )
-    origin = _origin(run, first)
+    origin = run.facts.origin(first)
     loss = run.records[first].loss
     in_backward = not at_end and loss is not None and math.isfinite(loss)
     made = _first(origin.made, in_backward) if origin else None
@@ -318,15 +318,6 @@ def explain_nonfinite(run: Evidence, first: int, *, at_end: bool) -> tuple[str, 
         "check the batch of that step, and run it under torch.autograd.detect_anomaly() to see the operation",
         evidence,
     )
-
-
-def _origin(run: Evidence, first: int) -> Origin | None:
-    if run.facts.find_nonfinite is None:
-        return None
-    try:
-        return run.facts.find_nonfinite(first)
-    except Exception:  # noqa: BLE001  a loop that cannot be run a second time only goes without this detail
-        return None
 
 
 def _first(made: tuple[Made, ...], in_backward: bool) -> Made | None:

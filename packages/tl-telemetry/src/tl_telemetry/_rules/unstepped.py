@@ -44,7 +44,12 @@ def never_stepped(run: Evidence) -> Iterator[Finding]:
             fix=fix,
             steps=telling(record.step for record, _ in passes),
             parameters=run.named(reached),
-            evidence={"steps": len(run.records), "backward_passes": len(passes), "instead": instead},
+            evidence={
+                "optimizer": name,
+                "steps": len(run.records),
+                "backward_passes": len(passes),
+                "instead": instead,
+            },
         )
 
 
