@@ -38,6 +38,7 @@ from tl_telemetry._rules.unstepped import never_stepped
 from tl_telemetry._rules.updates import update_rounds_away
 from tl_telemetry._run import TrainingRun
 from tl_telemetry._runner import run_training
+from tl_telemetry._stepped import SteppedLoop
 from tl_telemetry._trace import Divergence, RunTrace, first_divergence, largest_gap
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "StateDifference",
     "StateMoved",
     "StepRecord",
+    "SteppedLoop",
     "TensorDifference",
     "TrainingRun",
     "Unscaling",
@@ -108,6 +110,7 @@ for _public in (
     StateDifference,
     StateMoved,
     StepRecord,
+    SteppedLoop,
     TensorDifference,
     TrainingRun,
     Unscaling,
