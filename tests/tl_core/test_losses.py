@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections import OrderedDict
 
 import numpy
 import pytest
@@ -97,3 +99,59 @@ def test_what_is_no_loss_is_refused(result, error, message):
     with pytest.raises(error) as caught:
         split_losses(result, 7)
     assert str(caught.value) == message
+
+
+class ModelOutput(OrderedDict):
+    """As in transformers: a mapping of what is not None, with attributes of the same names."""
+
+
+@dataclasses.dataclass
+class CausalLMOutput(ModelOutput):
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+
+    def __post_init__(self):
+        for name in ("loss", "logits"):
+            if getattr(self, name) is not None:
+                self[name] = getattr(self, name)
+
+
+@dataclasses.dataclass
+class EncoderOutput(ModelOutput):
+    hidden: torch.Tensor | None = None
+
+    def __post_init__(self):
+        self["hidden"] = self.hidden
+
+
+@pytest.mark.parametrize("output", [CausalLMOutput, ModelOutput])
+def test_only_the_loss_of_a_models_output_counts(output):
+    """Logits beside the loss of a transformers model are no losses."""
+    losses, main = split_losses(output(loss=torch.tensor(2.5), logits=torch.ones(2, 3)), 0)
+    assert main == "loss"
+    assert {name: float(value) for name, value in losses.items()} == {"loss": 2.5}
+
+
+def test_the_output_of_a_model_without_labels_has_no_loss():
+    """A transformers model computes a loss only where it is given labels, and the error says so."""
+    with pytest.raises(TypeError) as caught:
+        split_losses(CausalLMOutput(logits=torch.ones(2, 3)), 4)
+    assert str(caught.value) == (
+        "step() returned a CausalLMOutput whose loss is None at step 4: the model computes one where the batch holds "
+        "labels"
+    )
+
+
+def test_the_output_of_a_model_that_computes_no_loss_is_read_as_named_losses():
+    """Hidden states are no losses: the error names what was got."""
+    with pytest.raises(ValueError) as caught:
+        split_losses(EncoderOutput(torch.ones(2, 3)), 1)
+    assert str(caught.value) == (
+        f"step() returned a EncoderOutput whose 'hidden' is a tensor of shape (2, 3) at step 1; {ALLOWED}"
+    )
+
+
+def test_a_plain_dict_keeps_all_of_its_losses():
+    """A dict of named losses is no model's output, whatever else it holds."""
+    losses, _ = split_losses(OrderedDict(loss=1.0, aux=2.0), 0)
+    assert losses == {"loss": 1.0, "aux": 2.0}

@@ -235,3 +235,21 @@ def test_one_of_step_and_loss_fn_must_be_given(given, message):
     with pytest.raises(TypeError) as caught:
         choose_step(*given)
     assert str(caught.value) == message
+
+
+def test_the_loss_of_a_models_output_is_trained():
+    """`loss_fn` may return the whole output of a transformers model: its loss is trained, and returned."""
+
+    class ModelOutput(dict):
+        pass
+
+    batches = data(3)
+    plain, whole = make(), make()
+    losses = train(plain, standard_step(loss_fn), batches)
+    returned = train(
+        whole,
+        standard_step(lambda model, batch: ModelOutput(loss=loss_fn(model, batch), logits=torch.ones(2, 3))),
+        batches,
+    )
+    assert returned == losses
+    assert torch.equal(weights(whole), weights(plain))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 import sys
 from collections.abc import Mapping
@@ -11,11 +12,37 @@ import torch
 ALLOWED = "return the loss: a real tensor with one element, a number, or a dict of named ones"
 
 
+def loss_of(result: object, step: int, *, source: str) -> object:
+    """Return the loss of a model's output, a ``ModelOutput`` of transformers or the like; anything else as it is.
+
+    Such an output is a mapping too, of tensors that are no losses: logits, hidden states.
+
+    Raises:
+        TypeError: the output has no loss, since the model was given no labels.
+    """
+    if not isinstance(result, Mapping) or not _is_model_output(result):
+        return result
+    if "loss" in result:
+        return result["loss"]
+    if not hasattr(result, "loss"):
+        return result
+    raise TypeError(
+        f"{source} returned a {type(result).__name__} whose loss is None at step {step}: the model computes one where "
+        "the batch holds labels"
+    )
+
+
+def _is_model_output(result: Mapping[object, object]) -> bool:
+    # transformers is not imported here; a ModelOutput of no further class is no dataclass
+    return dataclasses.is_dataclass(result) or any(kind.__name__ == "ModelOutput" for kind in type(result).__mro__)
+
+
 def split_losses(result: object, step: int, *, source: str = "step()") -> tuple[dict[str, torch.Tensor | float], str]:
     """Read what a step returned, without waiting for the device.
 
     Args:
-        result: A tensor with one element, a python or numpy number, or a dict of those.
+        result: A tensor with one element, a python or numpy number, a dict of those, or a ``ModelOutput`` of
+            transformers, of which only the loss counts.
         step: The step's index, for messages.
         source: The function that returned ``result``, for messages.
 
@@ -27,6 +54,7 @@ def split_losses(result: object, step: int, *, source: str = "step()") -> tuple[
         TypeError: Something that is no loss: None, a string, a complex number, a bool, a tuple, ...
         ValueError: A tensor or array without exactly one element; an empty dict.
     """
+    result = loss_of(result, step, source=source)
     if not isinstance(result, Mapping):
         return {"loss": _scalar(result, f"{source} returned", step)}, "loss"
     if not result:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from tl_core._losses import split_losses
+from tl_core._losses import loss_of, split_losses
 from tl_core._setup import TrainingSetup
 
 LossFunction = Callable[[nn.Module, Any], Any]
@@ -46,8 +46,8 @@ def standard_step(loss_fn: LossFunction, *, accumulation_steps: int = 1, max_gra
     zeroes the gradients and steps every scheduler (not when the scaler skipped the update).
 
     Args:
-        loss_fn: ``loss_fn(model, batch)`` returns the loss, a tensor with one element, or a dict of named ones whose
-            ``"loss"``, else the first, is trained.
+        loss_fn: ``loss_fn(model, batch)`` returns the loss, a tensor with one element, a dict of named ones whose
+            ``"loss"``, else the first, is trained, or the output of a transformers model that was given labels.
         accumulation_steps: Micro-batches per update.
         max_grad_norm: L2 norm over all parameters of all optimizers to which gradients are clipped; None for none.
 
@@ -70,7 +70,7 @@ def standard_step(loss_fn: LossFunction, *, accumulation_steps: int = 1, max_gra
             raise ValueError(f"max_grad_norm must be greater than 0, got {max_grad_norm}")
 
     def step(setup: TrainingSetup, batch: Any) -> Any:
-        result = loss_fn(setup.model, batch)
+        result = loss_of(loss_fn(setup.model, batch), setup.step_index, source="loss_fn()")
         losses, main = split_losses(result, setup.step_index, source="loss_fn()")
         loss = result[main] if isinstance(result, Mapping) else result
         if not (isinstance(loss, torch.Tensor) and loss.requires_grad):
