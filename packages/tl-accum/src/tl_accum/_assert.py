@@ -57,7 +57,9 @@ def check_accumulation_equivalent(
             ``(model, optimizer[, scheduler[, scaler[, state]]])`` tuple.
         data: full batches: one batch, a list of batches (cycled), an iterable such as a DataLoader, or a function from
             the cycle's number to a batch.
-        make_step: ``make_step(k)`` returns ``step(setup, batch)`` for ``k`` accumulation steps.
+        make_step: ``make_step(k)`` returns ``step(setup, batch)`` for ``k`` accumulation steps. A loop that has to know
+            the whole group before its first micro-batch, to count its tokens, gives the step a further function:
+            ``step.begin_group(setup, batches)`` is called with all micro-batches of each group before it.
         loss_fn: ``loss_fn(model, batch)`` instead of ``make_step``; ``standard_step`` does the rest.
         accumulation_steps: micro-batches in a cycle, at least 2.
         cycles: how many full batches are compared, at least 1. A leak into the next cycle shows from 2 on.

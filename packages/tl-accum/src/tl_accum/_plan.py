@@ -79,6 +79,12 @@ class Plan:
                 f"make_step({accumulation_steps}) must return a function step(setup, batch), got a "
                 f"{type(step).__name__}"
             )
+        begin_group = getattr(step, "begin_group", None)
+        if begin_group is not None and not callable(begin_group):
+            raise TypeError(
+                f"begin_group of make_step({accumulation_steps})'s step must be a function begin_group(setup, "
+                f"batches), got a {type(begin_group).__name__}"
+            )
         return step
 
     def fresh(self, batch: Any) -> Any:

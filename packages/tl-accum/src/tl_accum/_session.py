@@ -110,9 +110,10 @@ class Session:
             for group in self.plan.groups[:number]:
                 loop.feed_full(group, indices[group.number], group.full)
             group, index = self.plan.groups[number], indices[number]
+            announced = None
             if accumulation_steps > 1:
-                loop.step, index = self.plan.new_step(accumulation_steps), 0
-            loop.feed_full(group, index, group.parts[part])
+                loop.step, index, announced = self.plan.new_step(accumulation_steps), 0, group.parts
+            loop.feed_full(group, index, group.parts[part], announced=announced)
         return loop.run
 
     @contextmanager
@@ -158,13 +159,21 @@ class _Loop:
     log: GradientLog
     switch: Switch
 
-    def feed_full(self, group: Group, index: int, batch: Any, *, draws: int = 0) -> None:
+    def feed_full(
+        self, group: Group, index: int, batch: Any, *, draws: int = 0, announced: Sequence[Any] | None = None
+    ) -> None:
         """Run one step on a whole batch, from zeroed gradients."""
         _clear_gradients(self.run)
-        self.feed(group, [(index, batch)], draws=draws)
+        self.feed(group, [(index, batch)], draws=draws, announced=announced)
 
     def feed(
-        self, group: Group, calls: Sequence[tuple[int, Any]], *, draws: int = 0, restored: Part | None = None
+        self,
+        group: Group,
+        calls: Sequence[tuple[int, Any]],
+        *,
+        draws: int = 0,
+        restored: Part | None = None,
+        announced: Sequence[Any] | None = None,
     ) -> None:
         """Run the steps of one group.
 
@@ -173,6 +182,7 @@ class _Loop:
             calls: the step index and the batch of each.
             draws: which random numbers the steps get.
             restored: what of the state is put back before each but the first.
+            announced: the batches that the step is told to expect; None: those of the calls.
         """
         run, setup = self.run, self.run.setup
         if any(is_lazy(parameter) for parameter in setup.model.parameters()):
@@ -182,6 +192,8 @@ class _Loop:
         if draws:
             held = [*setup.state.values(), *vars(setup).values(), *run.outside.values().values()]
             disturb(held, 104729 * draws + group.number)
+        setup.step_index = calls[0][0]
+        self._announce(group, [batch for _, batch in calls] if announced is None else announced)
         start = now = run.capture()
         steps = []
         for place, (index, part) in enumerate(calls):
@@ -198,6 +210,14 @@ class _Loop:
             steps.append(MicroStep(index, run.training.records[-1], self.log.acts, changed, scale))
             self.log.acts, now = [], after
         run.groups.append(GroupRun(steps, start, now))
+
+    def _announce(self, group: Group, batches: Sequence[Any]) -> None:
+        """Tell a step that wants to know which micro-batches are coming."""
+        begin_group = getattr(self.step, "begin_group", None)
+        if begin_group is None:
+            return
+        with noted(f"raised in begin_group() of cycle {group.number + 1}"), self.switch:
+            begin_group(self.run.setup, [self.plan.fresh(batch) for batch in batches])
 
 
 def _where(index: int, place: int, calls: Sequence[Any], group: Group) -> str:
