@@ -1,0 +1,52 @@
+"""What a Trainer trains, as a setup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Trainer
+
+from tl_core import TrainingSetup
+
+_LIBRARIES = ("transformers", "accelerate", "tl_hf")
+
+
+def setup_of(trainer: Trainer) -> TrainingSetup:
+    """Return the setup of a Trainer whose training has begun.
+
+    The optimizer is the one inside of accelerate's wrapper; ``state`` holds the person's own callbacks, by class.
+    """
+    setup = TrainingSetup(trainer.model, {})
+    fill(setup, trainer)
+    return setup
+
+
+def fill(setup: TrainingSetup, trainer: Trainer) -> None:
+    """Put what a Trainer trains into a setup, in place of what was there."""
+    setup.model = trainer.model
+    setup.optimizers.clear()
+    setup.optimizers["optimizer"] = unwrapped(trainer.optimizer)
+    setup.schedulers.clear()
+    if trainer.lr_scheduler is not None:
+        setup.schedulers["scheduler"] = trainer.lr_scheduler
+    setup.scaler = trainer.accelerator.scaler
+    setup.state.clear()
+    setup.state.update(own_callbacks(trainer))
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer inside of accelerate's wrappers."""
+    while type(optimizer).__module__.partition(".")[0] == "accelerate":
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def own_callbacks(trainer: Trainer) -> dict[str, Any]:
+    """Return the callbacks that are no library's, by the names of their classes."""
+    own = [c for c in trainer.callback_handler.callbacks if type(c).__module__.partition(".")[0] not in _LIBRARIES]
+    names = [type(callback).__name__ for callback in own]
+    # several of one class are told apart by their order
+    numbered = [
+        name if names.count(name) == 1 else f"{name}[{names[:place].count(name)}]" for place, name in enumerate(names)
+    ]
+    return dict(zip(numbered, own, strict=True))
