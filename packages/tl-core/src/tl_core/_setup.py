@@ -34,6 +34,8 @@ class TrainingSetup:
 
     Attributes:
         step_index: The index of the current step, set by the runner.
+        driver: The framework whose Trainer steps the optimizers and schedulers by itself, set by what adapts it
+            (``"Lightning"``); empty for a loop of the person's own.
 
     Raises:
         TypeError: Something that is not what its argument needs, for example model and optimizer swapped.
@@ -59,6 +61,7 @@ class TrainingSetup:
             raise TypeError(f"state must be a dict of named objects, got {type(state).__name__}")
         self.state: dict[str, Any] = {} if state is None else state if type(state) is dict else dict(state)
         self.step_index = 0
+        self.driver = ""
 
     @property
     def optimizer(self) -> Any:

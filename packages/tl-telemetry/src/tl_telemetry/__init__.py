@@ -27,6 +27,7 @@ from tl_telemetry._events import (
 )
 from tl_telemetry._evidence import Evidence
 from tl_telemetry._gradient_log import GradientAct, GradientLog
+from tl_telemetry._late import LateRun, observe_later
 from tl_telemetry._observe import observe
 from tl_telemetry._outside import Outside, is_own_namespace, own_object, setup_functions
 from tl_telemetry._record import ParameterFigures, StepRecord
@@ -52,6 +53,7 @@ __all__ = [
     "GradientAct",
     "GradientLog",
     "GradientsCleared",
+    "LateRun",
     "LossTerm",
     "OptimizerStep",
     "Outside",
@@ -81,6 +83,7 @@ __all__ = [
     "non_finite",
     "num_updates",
     "observe",
+    "observe_later",
     "own_object",
     "put_back",
     "run_training",
@@ -97,6 +100,7 @@ for _public in (
     GradientAct,
     GradientLog,
     GradientsCleared,
+    LateRun,
     LossTerm,
     OptimizerStep,
     Outside,

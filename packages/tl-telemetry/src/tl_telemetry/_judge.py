@@ -34,6 +34,7 @@ EXPLAINS: Explains = {
     "grad-norm-exceeded": frozenset({"clip-every-update"}),
     "lr-zero": frozenset({"no-update", "skipped-update"}),
     "never-stepped": frozenset({"skipped-update", "scheduler-before-optimizer"}),
+    "scheduler-stepped-twice": frozenset({"scheduler-before-optimizer", "torch-warning"}),
     "scheduler-before-optimizer": frozenset({"torch-warning"}),
 }
 

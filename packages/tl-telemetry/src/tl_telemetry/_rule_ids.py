@@ -32,6 +32,7 @@ FINDINGS = (
     "frozen-moved",
     "clip-after-step",
     "clip-misses",
+    "scheduler-stepped-twice",
     "scheduler-before-optimizer",
     "orphan-scheduler",
     "frozen-buffer-moved",

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from tl_core import Finding, Report, TrainingSetup, split_losses
+from tl_core import Finding, Report, TrainingSetup
 from tl_telemetry import _lr
+from tl_telemetry._current_step import CurrentStep
 from tl_telemetry._evidence import Evidence
 from tl_telemetry._export import rows
 from tl_telemetry._facts import Facts
@@ -21,24 +22,6 @@ from tl_telemetry._options import Options, as_count, as_number, as_patterns, as_
 from tl_telemetry._record import StepRecord, num_examples
 from tl_telemetry._rules import Rule, bounds, horizon, steps, unstepped, updates
 from tl_telemetry._table import render
-
-
-class CurrentStep:
-    """The step that runs: give it the loss (``s.loss = loss``), a scalar tensor, a float or a dict of named ones."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self._losses: dict[str, torch.Tensor | float] = {}
-        self._main_loss: str | None = None
-
-    @property
-    def loss(self) -> torch.Tensor | float | None:
-        """The main loss; None before it is set."""
-        return None if self._main_loss is None else self._losses[self._main_loss]
-
-    @loss.setter
-    def loss(self, value: Any) -> None:
-        self._losses, self._main_loss = split_losses(value, self.index)
 
 
 class TrainingRun:
@@ -50,8 +33,8 @@ class TrainingRun:
         error: the exception that ended the run, where ``run_training`` was told to catch it; else None.
     """
 
-    def __init__(self, facts: Facts, *, allow: Iterable[str] = ()) -> None:
-        self.facts = facts
+    def __init__(self, facts: Facts | None, *, allow: Iterable[str] = ()) -> None:
+        self._facts = facts
         self.error: BaseException | None = None
         self._allow = rule_ids(allow, "allow")
         self._report: Report | None = None
@@ -61,6 +44,12 @@ class TrainingRun:
 
     def __repr__(self) -> str:
         return f"TrainingRun({self.summary().splitlines()[0]})"
+
+    @property
+    def facts(self) -> Facts:
+        """How things stood at the start and at the end, beside the records."""
+        assert self._facts is not None  # a LateRun has its own
+        return self._facts
 
     @property
     def setup(self) -> TrainingSetup:

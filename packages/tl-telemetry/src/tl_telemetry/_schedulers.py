@@ -55,6 +55,8 @@ def _counters(scheduler: Any) -> tuple[Any, ...]:
     count = own.get("last_epoch")
     if count is None and parts:
         count = getattr(parts[0], "last_epoch", None)
+    if count is None and hasattr(own.get("scheduler"), "step"):  # a wrapper (accelerate's) around the one that counts
+        return _counters(own["scheduler"])
     if count is not None:
         # CosineAnnealingWarmRestarts moves only T_cur when it steps by fractions of an epoch
         return (count, own.get("_step_count"), own.get("T_cur"))

@@ -16,23 +16,39 @@ _WARNINGS = warnings.__file__
 _DYNAMO = _TORCH + "_dynamo" + os.sep
 # Checks that run a person's loop within something of their own (a function mode, a patch).
 _RUNNERS = ("tl_accum",)
+# Frameworks whose Trainers run a person's code: the line of that says more than theirs.
+_FRAMEWORKS = ("lightning", "pytorch_lightning", "lightning_fabric", "transformers", "accelerate")
+_ADAPTERS = ("tl_lightning", "tl_hf", "greenlet")
 
 
 def calling_site() -> str:
-    """Return ``file.py:line`` of the nearest caller outside of torch, of this package and of the checks around it."""
+    """Return ``file.py:line`` of the nearest caller outside of torch, of this package and of the checks around it.
+
+    A framework's line counts only where none of the person's own called it.
+    """
     frame: FrameType | None = sys._getframe(1)
+    nearest = "?"
     while frame is not None:
-        if not is_passed_by(frame.f_code.co_filename):
-            return shown_site(frame.f_code.co_filename, frame.f_lineno)
+        filename = frame.f_code.co_filename
+        if not is_passed_by(filename):
+            site = shown_site(filename, frame.f_lineno)
+            if not _of(filename, _FRAMEWORKS + _ADAPTERS):
+                return site
+            nearest = site if nearest == "?" else nearest
         frame = frame.f_back
-    return "?"
+    return nearest
 
 
 @lru_cache(maxsize=1024)
 def is_passed_by(filename: str) -> bool:
-    files = (getattr(sys.modules.get(name), "__file__", None) for name in _RUNNERS)
-    runners = tuple(os.path.dirname(file) + os.sep for file in files if file)
-    return filename.startswith((_TORCH, _OWN, *runners))
+    return filename.startswith((_TORCH, _OWN)) or _of(filename, _RUNNERS)
+
+
+@lru_cache(maxsize=1024)
+def _of(filename: str, packages: tuple[str, ...]) -> bool:
+    """Tell whether a file belongs to one of some packages, as far as these are imported."""
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in packages)
+    return filename.startswith(tuple(os.path.dirname(file) + os.sep for file in files if file))
 
 
 def calling_frame() -> FrameType | None:

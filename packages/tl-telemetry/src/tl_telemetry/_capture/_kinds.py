@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from tl_telemetry._libraries import NEVER_OWN
+
 IMMUTABLE = (
     bool,
     int,
@@ -51,7 +53,7 @@ def _from_library(module_name: str) -> bool:
     top = module_name.partition(".")[0]
     if top == "__main__":
         return False
-    if top in sys.stdlib_module_names or top in ("torch", "numpy"):
+    if top in sys.stdlib_module_names or top in NEVER_OWN or top == "numpy":
         return True
     module = sys.modules.get(module_name)
     file = getattr(module, "__file__", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,4 +30,13 @@ def module_attributes(part: nn.Module) -> dict[str, Any]:
     if is_library(type(part)):
         held = {name: value for name, value in vars(part).items() if name not in _MACHINERY and name[0] != "_"}
         return {name: value for name, value in held.items() if isinstance(value, (bool, int, float))}
-    return {name: value for name, value in vars(part).items() if name not in _MACHINERY}
+    machinery = _MACHINERY | _private_parts(type(part))
+    return {name: value for name, value in vars(part).items() if name not in machinery}
+
+
+@lru_cache(maxsize=1024)
+def _private_parts(cls: type) -> frozenset[str]:
+    """Return the private attributes that a library's base class makes: its machinery (a LightningModule's Trainer)."""
+    makers = (vars(base).get("__init__") for base in cls.__mro__ if is_library(base))
+    codes = (maker.__code__ for maker in makers if isinstance(maker, types.FunctionType))
+    return frozenset(name for code in codes for name in code.co_names if name[0] == "_")

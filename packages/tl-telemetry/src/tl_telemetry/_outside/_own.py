@@ -10,11 +10,7 @@ import types
 from pathlib import PurePath
 from typing import Any
 
-# torch may be a checkout in the person's folders, and so may these packages
-_NEVER_OWN = frozenset(
-    f"tl_{name}"
-    for name in ("core", "coverage", "telemetry", "resume", "accum", "amp", "eval", "lightning", "hf", "pytest")
-) | {"torch", "torchdata", "torchvision", "torchaudio"}
+from tl_telemetry._libraries import NEVER_OWN
 
 
 def is_own_namespace(namespace: dict[str, Any]) -> bool:
@@ -46,7 +42,7 @@ def _is_own(name: object, file: object) -> bool:
     if name == "__main__" or not isinstance(name, str):
         return True
     top = name.partition(".")[0]
-    if top in _NEVER_OWN or top in sys.builtin_module_names:
+    if top in NEVER_OWN or top in sys.builtin_module_names:
         return False
     if not isinstance(file, str) or file.startswith("<"):
         return top not in sys.stdlib_module_names

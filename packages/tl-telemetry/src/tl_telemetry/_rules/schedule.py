@@ -146,6 +146,8 @@ def scheduler_never_stepped(run: Evidence) -> Iterator[Finding]:
 
 def scheduler_too_often(run: Evidence) -> Iterator[Finding]:
     """Note schedulers that step more often than there are updates."""
+    if run.setup.driver:
+        return  # nobody but the Trainer is to step it: scheduler-stepped-twice is about that
     for name, scheduler in run.setup.schedulers.items():
         optimizer = optimizer_name(run, scheduler)
         updates = len(run.steps_by_optimizer.get(optimizer, []) if optimizer is not None else run.steps)

@@ -1,0 +1,73 @@
+"""Watches a real ``Trainer.fit``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from tl_lightning._fit import Hooks, callback_of, loss_of
+from tl_lightning._flavor import flavor_of
+from tl_lightning._setup import setup_of
+from tl_telemetry import LateRun, TrainingRun, observe_later
+
+
+@contextmanager
+def watch_lightning(trainer: Any, *, track_updates: bool = True, allow: Iterable[str] = ()) -> Iterator[TrainingRun]:
+    """Watch what a Trainer trains in its next ``fit``, with one record a batch.
+
+    Args:
+        trainer: a Trainer of ``lightning`` or of ``pytorch_lightning``.
+        track_updates: measure how far each batch moves the parameters; costs one copy of the parameters.
+        allow: ids of rules that are allowed to be broken in this run.
+
+    Yields:
+        The run, with all its assertions. Before training has begun, any look at it is a ``RuntimeError``.
+
+    Raises:
+        TypeError: ``trainer`` is no Trainer, or ``allow`` is a plain string.
+        ValueError: ``allow`` names a rule that does not exist.
+
+    Example:
+        >>> with watch_lightning(trainer) as run:
+        ...     trainer.fit(module, loader)
+        >>> run.assert_healthy()
+    """
+    flavor = flavor_of(trainer, "trainer", "Trainer")
+    with observe_later(track_updates=track_updates, allow=allow) as run:
+        callback = callback_of(flavor, _hooks(run))
+        trainer.callbacks.append(callback)
+        try:
+            yield run
+        finally:
+            trainer.callbacks[:] = [one for one in trainer.callbacks if one is not callback]
+
+
+def _hooks(run: LateRun) -> Hooks:
+    """Make one record from a batch's start to the next one's: schedulers may step after its end."""
+    step = ExitStack()
+    current: list[Any] = []
+
+    def begin(trainer: Any, module: Any) -> None:
+        run.begin(setup_of(trainer))
+
+    def batch_begins(trainer: Any, module: Any, batch: Any, *rest: Any) -> None:
+        step.close()
+        current[:] = [step.enter_context(run.step(batch))]
+
+    def batch_ended(trainer: Any, module: Any, outputs: Any, *rest: Any) -> None:
+        loss = loss_of(outputs, trainer)
+        if loss is not None:
+            current[0].loss = loss
+
+    def end(*rest: Any) -> None:
+        step.close()
+        run.end()
+
+    return {
+        "on_train_start": begin,
+        "on_train_batch_start": batch_begins,
+        "on_train_batch_end": batch_ended,
+        "on_train_end": end,
+        "on_exception": end,
+    }
