@@ -34,7 +34,7 @@ def check_lightning_accumulation_equivalent(
 ) -> AccumulationReport:
     """Check that ``accumulate_grad_batches`` makes the updates that full batches make.
 
-    A real ``Trainer.fit`` with ``accumulate_grad_batches=accumulation_steps`` is fed the micro-batches, another one with
+    A real ``Trainer.fit`` with ``accumulate_grad_batches=accumulation_steps`` is fed the micro-batches, another with
     ``accumulate_grad_batches=1`` the full batches; ``tl_accum.check_accumulation_equivalent`` compares the two.
 
     Args:
@@ -86,8 +86,8 @@ def check_lightning_accumulation_equivalent(
                 trainer.accumulate_grad_batches = k  # a setup that was built for full batches may get one micro-batch
             elif not by_itself:
                 raise ValueError(
-                    f"{type(trainer.lightning_module).__name__} has manual optimization, for which the Trainer does not "
-                    "accumulate: pass make_module(k), which builds a module that accumulates over k batches by itself"
+                    f"{type(trainer.lightning_module).__name__} has manual optimization, for which the Trainer does "
+                    "not accumulate: pass make_module(k), which builds a module that accumulates k batches by itself"
                 )
             return setups.step(setup, batch)
 

@@ -32,7 +32,6 @@ def stepped_fit(
             callbacks that save checkpoints do.
         arguments: further arguments of ``fit``.
     """
-
     flavor = flavor_of(module, "module", "LightningModule")
 
     def fit(pause: Callable[..., Any]) -> None:

@@ -115,6 +115,7 @@ class _Fits:
             raise TypeError(f"make_fit must be a function that returns {FORMS}, got a {type(make_fit).__name__}")
         self._make_fit = make_fit
         self._steps = steps
+        self._saved_in_epoch = False  # whether a checkpoint was saved before the last batch of its epoch
         self._running: WeakKeyDictionary[TrainingSetup, tuple[Any, SteppedLoop]] = WeakKeyDictionary()
 
     def make_setup(self) -> TrainingSetup:
@@ -137,7 +138,9 @@ class _Fits:
         return result
 
     def save(self, setup: TrainingSetup, path: Path) -> None:
-        self._running[setup][0].save_checkpoint(path)
+        trainer, _ = self._running[setup]
+        self._saved_in_epoch = not trainer.is_last_batch
+        trainer.save_checkpoint(path)
 
     def load(self, setup: TrainingSetup, path: Path) -> None:
         self._running.pop(setup)[1].close()
@@ -154,7 +157,9 @@ class _Fits:
         trainer, module, arguments = _arguments(self._make_fit())
         if checkpoint is not None:
             arguments["ckpt_path"] = checkpoint
-        loop = stepped_fit(trainer, module, _pausing, **arguments)
+        # where the run that saved stood: within an epoch, its loader's iterator was there and had drawn its seed
+        within = checkpoint is not None and self._saved_in_epoch
+        loop = stepped_fit(trainer, module, lambda pause: _hooks(pause, trainer, within), **arguments)
         with noted("raised in Trainer.fit, before the first batch"):
             loop.advance()
         if loop.over:
@@ -162,7 +167,8 @@ class _Fits:
         return trainer, loop
 
 
-def _pausing(pause: Callable[..., Any]) -> Hooks:
+def _hooks(pause: Callable[..., Any], trainer: Any, within: bool) -> Hooks:
+    """Pause before the first batch (``within`` an epoch, with the loader's iterator made), and after each batch."""
     losses: list[Any] = []
 
     def batch_ended(trainer: Any, module: Any, outputs: Any, *rest: Any) -> None:
@@ -170,11 +176,23 @@ def _pausing(pause: Callable[..., Any]) -> Hooks:
         if not trainer.is_last_batch:
             pause(losses[0])
 
-    return {
-        "on_train_start": lambda *given: pause(),
-        "on_train_batch_end": batch_ended,
-        "on_train_epoch_end": lambda trainer, module: pause(losses[0]) if trainer.is_last_batch else None,
-    }
+    def epoch_ended(trainer: Any, module: Any) -> None:
+        if trainer.is_last_batch:
+            pause(losses[0])
+
+    hooks: Hooks = {"on_train_batch_end": batch_ended, "on_train_epoch_end": epoch_ended}
+    if within:
+        return {**hooks, "on_train_start": lambda *given: pause()}
+    loop = trainer.fit_loop
+    set_up = loop.setup_data
+
+    def setup_data() -> None:
+        del loop.setup_data  # this once: no hook comes between the restored state and the loader's iterator
+        pause()
+        set_up()
+
+    loop.setup_data = setup_data
+    return hooks
 
 
 def _arguments(made: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -186,5 +204,7 @@ def _arguments(made: Any) -> tuple[Any, Any, dict[str, Any]]:
     flavor = flavor_of(trainer, "the first that make_fit() returns", "Trainer")
     if flavor is not flavor_of(module, "the second that make_fit() returns", "LightningModule"):
         raise TypeError("make_fit() returned a Trainer and a module of two packages: lightning and pytorch_lightning")
-    names = ("datamodule" if len(made) > 2 and isinstance(made[2], flavor.LightningDataModule) else "train_dataloaders",)
+    names = (
+        "datamodule" if len(made) > 2 and isinstance(made[2], flavor.LightningDataModule) else "train_dataloaders",
+    )
     return trainer, module, dict(zip((*names, "val_dataloaders"), made[2:], strict=False))

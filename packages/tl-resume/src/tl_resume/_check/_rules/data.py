@@ -62,8 +62,11 @@ def position(evidence: Evidence) -> Iterator[Finding]:
             seen += f": {where.seen}"
         yield _finding(evidence, "data-position-not-restored", seen, _CAUSE, _FIX, caused[0].piece)
     elif evidence.diverged is not None and _established(evidence):
-        first, still = where.first_step, evidence.position_put_back.kind
+        first, put_back = where.first_step, evidence.position_put_back
+        still = put_back.kind
         told = still in ("restarted", "behind", "ahead") or (still not in ("same", "unseen") and evidence.warm_agrees)
+        # a loader that shuffles anew gives samples in an order that the run never had
+        told = told or (still == "other" and put_back.loader is not None)
         told = told and evidence.draws_by_itself
         if told and first is not None and first <= evidence.diverged.step:
             yield Finding(
