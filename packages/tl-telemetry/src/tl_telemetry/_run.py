@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tl_core import Finding, Report, TrainingSetup
 from tl_telemetry import _lr
 from tl_telemetry._current_step import CurrentStep
