@@ -9,6 +9,7 @@ import sys
 
 def pytest_unconfigure():
     watched = ("torch", "numpy", "tl_accum", "tl_amp", "tl_core", "tl_coverage", "tl_resume", "tl_telemetry")
+    watched += ("tl_hf", "tl_lightning", "accelerate", "lightning", "pytorch_lightning", "transformers", "greenlet")
     watched += ("tl_pytest._log", "tl_pytest._summary")
     heavy = [name for name in watched if name in sys.modules]
     print("imported:", ", ".join(heavy) or "nothing")
@@ -46,8 +47,8 @@ def test_no_torch_without_a_fixture(imported, arguments):
 
 
 def test_collecting_tests_that_use_fixtures_imports_nothing(imported):
-    """Asking for the fixtures is not using them: a collection leaves torch alone."""
-    source = "def test_it(training_runner, torch_seed, torch_device):\n    pass\n"
+    """Asking for the fixtures is not using them: a collection leaves torch and the frameworks alone."""
+    source = "def test_it(training_runner, torch_seed, torch_device, lightning_trainer, hf_trainer):\n    pass\n"
     assert imported(source, "--collect-only", "--tl-device=cpu,cuda") == ["imported: nothing"]
 
 

@@ -17,6 +17,7 @@ import tl_resume
 import tl_telemetry
 from tl_pytest._runner import TrainingRunner
 
+OF_EXTRAS = {package: names for (_, package), names in tl_pytest._OF_EXTRAS.items()}
 SIBLINGS = (tl_accum, tl_amp, tl_core, tl_coverage, tl_resume, tl_telemetry)
 
 
@@ -39,7 +40,17 @@ def test_type_checkers_are_told_the_same_names():
     tree = ast.parse(Path(inspect.getfile(tl_pytest)).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     told = [alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
-    assert sorted(told) == sorted(tl_pytest.__all__)
+    assert sorted(told) == sorted([*tl_pytest.__all__, *(name for names in OF_EXTRAS.values() for name in names)])
+
+
+@pytest.mark.parametrize("package", OF_EXTRAS)
+def test_the_names_of_an_extra_are_there_where_it_is(package):
+    """Each public name of a package that an extra brings can be imported, is the package's own, and is not listed."""
+    module = pytest.importorskip(package)
+    assert sorted(module.__all__) == sorted(OF_EXTRAS[package])
+    for name in module.__all__:
+        assert getattr(tl_pytest, name) is getattr(module, name)
+    assert not {*module.__all__} & {*tl_pytest.__all__}
 
 
 def test_star_import_and_dir_show_the_names():

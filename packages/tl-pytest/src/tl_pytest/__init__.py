@@ -1,6 +1,7 @@
 """The training-loop checks in pytest; every public name of the checks can be imported from here too.
 
 Names are looked up when they are asked for: pytest imports this package in every run, and the checks import torch.
+Those of tl-lightning and tl-hf are there where the extras ``lightning`` and ``hf`` are, and not in ``__all__``.
 """
 
 from __future__ import annotations
@@ -52,6 +53,21 @@ if TYPE_CHECKING:
         assert_optimizer_coverage,
         check_optimizer_coverage,
     )
+    from tl_hf import assert_hf_accumulation_equivalent as assert_hf_accumulation_equivalent
+    from tl_hf import assert_hf_optimizer_coverage as assert_hf_optimizer_coverage
+    from tl_hf import assert_hf_resume_equivalent as assert_hf_resume_equivalent
+    from tl_hf import check_hf_accumulation_equivalent as check_hf_accumulation_equivalent
+    from tl_hf import check_hf_optimizer_coverage as check_hf_optimizer_coverage
+    from tl_hf import check_hf_resume_equivalent as check_hf_resume_equivalent
+    from tl_hf import make_hf_trainer as make_hf_trainer
+    from tl_hf import watch_hf as watch_hf
+    from tl_lightning import assert_lightning_accumulation_equivalent as assert_lightning_accumulation_equivalent
+    from tl_lightning import assert_lightning_resume_equivalent as assert_lightning_resume_equivalent
+    from tl_lightning import check_lightning_accumulation_equivalent as check_lightning_accumulation_equivalent
+    from tl_lightning import check_lightning_resume_equivalent as check_lightning_resume_equivalent
+    from tl_lightning import from_lightning as from_lightning
+    from tl_lightning import make_lightning_trainer as make_lightning_trainer
+    from tl_lightning import watch_lightning as watch_lightning
     from tl_pytest._runner import TrainingRunner
     from tl_resume import (
         ResumeReport,
@@ -77,6 +93,7 @@ if TYPE_CHECKING:
         GradientAct,
         GradientLog,
         GradientsCleared,
+        LateRun,
         LossTerm,
         OptimizerStep,
         Outside,
@@ -89,6 +106,7 @@ if TYPE_CHECKING:
         StateCapture,
         StateDifference,
         StateMoved,
+        SteppedLoop,
         StepRecord,
         TensorDifference,
         TrainingRun,
@@ -105,6 +123,7 @@ if TYPE_CHECKING:
         non_finite,
         num_updates,
         observe,
+        observe_later,
         own_object,
         put_back,
         run_training,
@@ -132,6 +151,7 @@ __all__ = [
     "GradientAct",
     "GradientLog",
     "GradientsCleared",
+    "LateRun",
     "LossTerm",
     "NotJudged",
     "OptimizerStep",
@@ -150,6 +170,7 @@ __all__ = [
     "StateFileError",
     "StateMoved",
     "StepRecord",
+    "SteppedLoop",
     "TensorDifference",
     "Tolerance",
     "Tolerances",
@@ -189,6 +210,7 @@ __all__ = [
     "noted",
     "num_updates",
     "observe",
+    "observe_later",
     "own_object",
     "parameter_names",
     "preserve_rng",
@@ -208,6 +230,28 @@ __all__ = [
 ]
 
 _HOMES = ("tl_core", "tl_coverage", "tl_telemetry", "tl_resume", "tl_accum", "tl_amp", "tl_pytest._runner")
+# the names of each package that only an extra brings
+_OF_EXTRAS = {
+    ("hf", "tl_hf"): (
+        "assert_hf_accumulation_equivalent",
+        "assert_hf_optimizer_coverage",
+        "assert_hf_resume_equivalent",
+        "check_hf_accumulation_equivalent",
+        "check_hf_optimizer_coverage",
+        "check_hf_resume_equivalent",
+        "make_hf_trainer",
+        "watch_hf",
+    ),
+    ("lightning", "tl_lightning"): (
+        "assert_lightning_accumulation_equivalent",
+        "assert_lightning_resume_equivalent",
+        "check_lightning_accumulation_equivalent",
+        "check_lightning_resume_equivalent",
+        "from_lightning",
+        "make_lightning_trainer",
+        "watch_lightning",
+    ),
+}
 
 
 def __getattr__(name: str) -> object:
@@ -217,6 +261,13 @@ def __getattr__(name: str) -> object:
             if value is not None:
                 globals()[name] = value  # looked up once
                 return value
+    for (extra, home), names in _OF_EXTRAS.items():
+        if name in names:
+            from tl_pytest._extras import needed
+
+            with needed(extra, name):
+                package = import_module(home)
+            return globals().setdefault(name, getattr(package, name))
     raise AttributeError(f"module 'tl_pytest' has no attribute {name!r}")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tl_core import Report
 from tl_pytest._rule_ids import RULES
 from tl_pytest._tolerances import ToleranceOverride, find_tolerance
 from tl_telemetry import TrainingRun
@@ -40,6 +41,19 @@ class Common:
         if not rules or isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
             return given
         return [*given, *rules]
+
+    def without_allowed(self, check: str, report: Report) -> Report:
+        """Take what may be broken in all checks out of a report, of a check that has no ``allow``.
+
+        Args:
+            check: The check's key in ``RULES``.
+            report: Its report. The check has run nothing, so that what it found can be taken out afterwards.
+
+        Returns:
+            The report without these findings.
+        """
+        allowed = self.allowed(check)
+        return replace(report, findings=tuple(one for one in report.findings if one.rule not in allowed))
 
     def tolerance(self, name: str, device: Any, rtol: float | None, atol: float | None) -> dict[str, float | None]:
         """Fill in the tolerances that a call did not give.

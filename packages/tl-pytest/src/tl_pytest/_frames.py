@@ -9,22 +9,31 @@ import pytest
 
 from tl_core import CheckFailed, NotJudged
 
-_OWN = frozenset({"tl_accum", "tl_amp", "tl_core", "tl_coverage", "tl_resume", "tl_telemetry", "tl_pytest"})
-_LIBRARIES = sys.stdlib_module_names | {"numpy", "rich", "torch"}  # what the checks call for purposes of their own
+_OWN = frozenset(
+    {
+        *("tl_accum", "tl_amp", "tl_core", "tl_coverage", "tl_hf", "tl_lightning", "tl_resume", "tl_telemetry"),
+        "tl_pytest",
+    }
+)
+# what the checks call for purposes of their own, and the frameworks between them and the person's code
+_FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers"}
+_PYTEST = ("_pytest", "pluggy")
+_LIBRARIES = sys.stdlib_module_names | {"numpy", "rich", "torch"} | _FRAMEWORKS
 
 
 def without_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> TracebackType:
     """Cut the frames of the checks from a traceback, so that it ends at the person's line.
 
-    A verdict is cut, an error about an argument (a ValueError or TypeError that a check itself raises), and what the
-    person's code raised when a check called it. Any other exception keeps its frames: it may come from a defect of the
+    A verdict is cut, an error about an argument (a ValueError or TypeError that a check itself raises) or about an
+    extra that is not installed, and what the person's code raised when a check called it, or a Trainer that a check
+    runs, whose frames in between are cut too. Any other exception keeps its frames: it may come from a defect of the
     checks, and then they are what helps.
 
     Args:
         excinfo: The exception of a test or fixture.
 
     Returns:
-        The traceback to show; the whole one when nothing would be left of it.
+        The traceback to show; the whole one when nothing but pytest would be left of it, as in a fixture of tl-pytest.
     """
     chain = []
     link: TracebackType | None = excinfo.tb
@@ -34,17 +43,21 @@ def without_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> Tracebac
     own = [number for number, link in enumerate(chain) if _is_own(link)]
     if not own:
         return excinfo.tb
+    below = chain[own[-1] + 1 :]  # what the innermost of the checks' functions called
     if not isinstance(excinfo.value, (CheckFailed, NotJudged)):
-        below = chain[own[-1] + 1 :]  # what the innermost of the checks' functions called
-        misuse = isinstance(excinfo.value, (ValueError, TypeError)) and not below
-        persons = bool(below) and _module(below[0]).partition(".")[0] not in _LIBRARIES
-        if not misuse and not persons:
+        misuse = isinstance(excinfo.value, (ValueError, TypeError, ImportError)) and not below
+        while below and _module(below[0]).partition(".")[0] in _LIBRARIES:
+            del below[0]
+        if not misuse and not below:
             return excinfo.tb
+    # contextlib's frames stand between a check's context manager and the person's `with`
+    above = [link for link in chain[: own[-1]] if not _is_own(link) and _module(link) != "contextlib"]
+    left = [*above, *below]
+    if all(_module(link).partition(".")[0] in _PYTEST for link in left):
+        return excinfo.tb
     short: TracebackType | None = None
-    for link in reversed(chain):
-        # contextlib's frames stand between a check's context manager and the person's `with`
-        if not _is_own(link) and _module(link) != "contextlib":
-            short = TracebackType(short, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    for link in reversed(left):
+        short = TracebackType(short, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return short or excinfo.tb
 
 

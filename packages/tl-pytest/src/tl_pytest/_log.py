@@ -56,12 +56,12 @@ class TestLog:
             return []
         found = []
         for run in (reference() for reference in self._seen):
-            if run is not None and run.records:
-                try:
+            try:
+                if run is not None and run.records:
                     found.append(describe(run.report))
                     found[-1]["check"] += ", of which nothing was asserted"
-                except RuntimeError:  # the device may be what failed
-                    continue
+            except RuntimeError:  # the device may be what failed; or training, which was watched for, has not begun
+                continue
         return found
 
     def write(self, folder: Path, head: Plain) -> None:

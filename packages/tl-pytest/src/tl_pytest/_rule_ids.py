@@ -42,6 +42,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "frozen-moved",
         "clip-after-step",
         "clip-misses",
+        "scheduler-stepped-twice",
         "scheduler-before-optimizer",
         "orphan-scheduler",
         "frozen-buffer-moved",

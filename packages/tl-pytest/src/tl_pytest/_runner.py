@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import tl_resume
 import tl_telemetry
 from tl_accum import AccumulationReport
 from tl_core import Report, TrainingSetup
+from tl_pytest import _hf, _lightning
 from tl_pytest._common import Common
 from tl_resume import ResumeReport
 from tl_telemetry import TrainingRun
@@ -123,16 +123,14 @@ class TrainingRunner:
         Raises:
             CheckFailed: A parameter is not covered as it should be.
         """
-        allowed = self._common.allowed("coverage")
-        if not allowed:
+        if not self._common.allowed("coverage"):
             return tl_coverage.assert_optimizer_coverage(
                 model, optimizers, ignore=ignore, allow_frozen=allow_frozen, no_decay=no_decay
             )
         report = tl_coverage.check_optimizer_coverage(
             model, optimizers, ignore=ignore, allow_frozen=allow_frozen, no_decay=no_decay
         )
-        # a check without `allow`: nothing of it runs, so that what is allowed can be taken out afterwards
-        return replace(report, findings=tuple(one for one in report.findings if one.rule not in allowed)).require()
+        return self._common.without_allowed("coverage", report).require()
 
     def assert_resume_equivalent(
         self,
@@ -356,3 +354,16 @@ class TrainingRunner:
             allow=self._common.allowed("mixed precision", allow),
         )
         return self._common.kept(run)
+
+    # what Trainers run; each needs an extra of tl-pytest, and says so
+    from_lightning = _lightning.from_lightning
+    make_lightning_trainer = _lightning.make_lightning_trainer
+    watch_lightning = _lightning.watch_lightning
+    assert_lightning_resume_equivalent = _lightning.assert_lightning_resume_equivalent
+    assert_lightning_accumulation_equivalent = _lightning.assert_lightning_accumulation_equivalent
+
+    make_hf_trainer = _hf.make_hf_trainer
+    watch_hf = _hf.watch_hf
+    assert_hf_resume_equivalent = _hf.assert_hf_resume_equivalent
+    assert_hf_accumulation_equivalent = _hf.assert_hf_accumulation_equivalent
+    assert_hf_optimizer_coverage = _hf.assert_hf_optimizer_coverage

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -147,3 +148,58 @@ def training_runner(request: pytest.FixtureRequest, torch_device: torch.device, 
         _reporter.log_of(request.node).keep,
     )
     return TrainingRunner(torch_device, torch_seed, common)
+
+
+@pytest.fixture
+def lightning_trainer(training_runner: TrainingRunner) -> Any:
+    """A Lightning Trainer set up for tests: on the test's device, quiet, for 8 updates, without writing files.
+
+    Calling it makes another one with arguments of ``Trainer``: ``lightning_trainer(max_epochs=2)``. Needs tl-lightning:
+    ``pip install "tl-pytest[lightning]"``.
+
+    Example::
+
+        def test_fit(lightning_trainer, training_runner):
+            with training_runner.watch_lightning(lightning_trainer) as run:
+                lightning_trainer.fit(LitClassifier(), make_loader())
+            run.assert_healthy()
+
+        def test_resume(lightning_trainer, training_runner):
+            def make_fit():
+                return lightning_trainer(max_epochs=2), LitClassifier(), make_loader()
+
+            training_runner.assert_lightning_resume_equivalent(make_fit)
+    """
+    from tl_pytest._extras import needed_by_fixture
+
+    with needed_by_fixture("lightning", "lightning_trainer"):
+        import tl_lightning
+    return tl_lightning.make_lightning_trainer(device=training_runner.device)
+
+
+@pytest.fixture
+def hf_trainer(training_runner: TrainingRunner, tmp_path: Path) -> Callable[..., Any]:
+    """Makes Trainers of transformers set up for tests: on the test's device, with its seed, for few steps, quiet.
+
+    ``hf_trainer(model, train_dataset, eval_dataset=None, *, trainer_class=Trainer, **overrides)`` takes datasets, or
+    dicts of tensors, and fields of ``TrainingArguments``; ``output_dir`` is in the test's ``tmp_path``. Needs tl-hf:
+    ``pip install "tl-pytest[hf]"``.
+
+    Example::
+
+        def test_train(hf_trainer, training_runner):
+            trainer = hf_trainer(make_model(), {"input_ids": ids, "labels": labels}, max_steps=10)
+            with training_runner.watch_hf(trainer) as run:
+                trainer.train()
+            run.assert_healthy()
+
+        def test_resume(hf_trainer, training_runner):
+            training_runner.assert_hf_resume_equivalent(lambda: hf_trainer(make_model(), dataset))
+    """
+    from functools import partial
+
+    from tl_pytest._extras import needed_by_fixture
+
+    with needed_by_fixture("hf", "hf_trainer"):
+        import tl_hf  # noqa: F401  asked for now: a test that cannot make a Trainer ends here
+    return partial(training_runner.make_hf_trainer, output_dir=tmp_path / "trainer")
