@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tl_core import TrainingSetup
+from tl_lightning._advice import ACCUMULATION, advised
 from tl_lightning._extras import needs
 from tl_lightning._fed import FedSetups
 
@@ -93,7 +94,7 @@ def check_lightning_accumulation_equivalent(
 
         return step
 
-    return check_accumulation_equivalent(
+    report = check_accumulation_equivalent(
         setups.make_setup,
         data,
         make_step,
@@ -108,6 +109,7 @@ def check_lightning_accumulation_equivalent(
         atol=atol,
         allow=allow,
     )
+    return report if by_itself else advised(report, ACCUMULATION)
 
 
 def assert_lightning_accumulation_equivalent(

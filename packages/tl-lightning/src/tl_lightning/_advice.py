@@ -1,14 +1,16 @@
-"""What to change where the code that saves and loads is Lightning's."""
+"""What to change where the code that saves, loads and accumulates is Lightning's."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from tl_resume import ResumeReport
+from tl_core import Report
 
-_FIXES = {
+R = TypeVar("R", bound=Report)
+
+RESUME = {
     "rng-not-restored": "Lightning's checkpoints hold no random state: draw what a step draws from its number, with "
     "torch.manual_seed(seed + trainer.global_step) in on_train_batch_start(), or keep the generators' states in a "
     "callback's state_dict()",
@@ -19,8 +21,20 @@ _FIXES = {
     "in the module, register a buffer, or use on_save_checkpoint() and on_load_checkpoint()",
 }
 
+# For automatic optimization.
+ACCUMULATION = {
+    "last-group-scale": "Lightning divides by accumulate_grad_batches in an epoch's last group too: let the epoch's "
+    "length be a multiple of it (drop_last=True, limit_train_batches), or accumulate by manual optimization",
+    "mean-of-means": "Lightning averages what training_step returns and cannot count ahead: let all batches have as "
+    "many elements that count, or accumulate by manual optimization, with the sum divided by the whole group's count",
+    "loss-divided-twice": "return the undivided loss from training_step: the Trainer divides it by "
+    "accumulate_grad_batches",
+    "wrong-loss-scale": "return a mean over the batch from training_step: the Trainer divides sums, too, by "
+    "accumulate_grad_batches",
+}
 
-def advised(report: ResumeReport) -> ResumeReport:
-    """Return the report with fixes that can be made around a Trainer."""
-    findings = tuple(replace(one, fix=_FIXES.get(one.rule, one.fix)) for one in report.findings)
+
+def advised(report: R, fixes: Mapping[str, str]) -> R:
+    """Return a report with fixes that can be made around a Trainer."""
+    findings = tuple(replace(one, fix=fixes.get(one.rule, one.fix)) for one in report.findings)
     return replace(report, findings=findings)

@@ -14,6 +14,7 @@ from tl_lightning._feed import ENDLESS, Feed
 from tl_lightning._fit import Hooks, loss_of, stepped_fit
 from tl_lightning._flavor import flavor_of
 from tl_lightning._progress import TrainerState
+from tl_lightning._quiet import quiet
 from tl_lightning._setup import setup_of
 from tl_lightning._trainer import trainer_arguments
 
@@ -104,7 +105,8 @@ class FedSetups:
             arguments["max_epochs"] = -1
         if self.accumulate is not None and module.automatic_optimization:
             arguments["accumulate_grad_batches"] = self.accumulate
-        trainer = flavor.Trainer(**arguments)
+        with quiet(flavor):
+            trainer = flavor.Trainer(**arguments)
         fit = FedFit(trainer, module, self.epoch_length)
         setup = setup_of(trainer)
         setup.state["trainer"] = TrainerState(trainer, fit.feed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from tl_core import TrainingSetup, noted
-from tl_lightning._advice import advised
+from tl_lightning._advice import RESUME, advised
 from tl_lightning._extras import needs
 from tl_lightning._fit import Hooks, loss_of, stepped_fit
 from tl_lightning._flavor import flavor_of
@@ -74,7 +74,7 @@ def check_lightning_resume_equivalent(
         )
     finally:
         fits.close()
-    return advised(report)
+    return advised(report, RESUME)
 
 
 def assert_lightning_resume_equivalent(

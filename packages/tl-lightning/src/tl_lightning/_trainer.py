@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tl_lightning._flavor import any_flavor
+from tl_lightning._quiet import quiet
 
 MAX_STEPS = 8
 
@@ -48,7 +49,12 @@ def make_lightning_trainer(*, device: str | torch.device = "cpu", **trainer_kwar
         def __call__(self, **others: Any) -> Any:
             return make_lightning_trainer(**{"device": device, **trainer_kwargs, **others})
 
-    return TestTrainer(**{**trainer_arguments(device), **few, **trainer_kwargs})
+        def fit(self, *given: Any, **named: Any) -> None:
+            with quiet(flavor):
+                super().fit(*given, **named)
+
+    with quiet(flavor):
+        return TestTrainer(**{**trainer_arguments(device), **few, **trainer_kwargs})
 
 
 def trainer_arguments(device: str | torch.device) -> dict[str, Any]:

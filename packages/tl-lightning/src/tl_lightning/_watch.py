@@ -8,13 +8,13 @@ from typing import Any
 
 from tl_lightning._fit import Hooks, callback_of, loss_of
 from tl_lightning._flavor import flavor_of
-from tl_lightning._setup import setup_of
+from tl_lightning._setup import fill, setup_of
 from tl_telemetry import LateRun, TrainingRun, observe_later
 
 
 @contextmanager
 def watch_lightning(trainer: Any, *, track_updates: bool = True, allow: Iterable[str] = ()) -> Iterator[TrainingRun]:
-    """Watch what a Trainer trains in its next ``fit``, with one record a batch.
+    """Watch what a Trainer trains, with one record a batch.
 
     Args:
         trainer: a Trainer of ``lightning`` or of ``pytorch_lightning``.
@@ -44,12 +44,18 @@ def watch_lightning(trainer: Any, *, track_updates: bool = True, allow: Iterable
 
 
 def _hooks(run: LateRun) -> Hooks:
-    """Make one record from a batch's start to the next one's: schedulers may step after its end."""
+    """Make one record from a batch's start to the next one's: schedulers may step after its end.
+
+    A second ``fit`` of the same module, in another phase of a training, goes on with the same run.
+    """
     step = ExitStack()
     current: list[Any] = []
 
     def begin(trainer: Any, module: Any) -> None:
-        run.begin(setup_of(trainer))
+        if run.begun and run.setup.model is module:
+            fill(run.setup, trainer)
+        else:
+            run.begin(setup_of(trainer))
 
     def batch_begins(trainer: Any, module: Any, batch: Any, *rest: Any) -> None:
         step.close()
@@ -60,14 +66,10 @@ def _hooks(run: LateRun) -> Hooks:
         if loss is not None:
             current[0].loss = loss
 
-    def end(*rest: Any) -> None:
-        step.close()
-        run.end()
-
     return {
         "on_train_start": begin,
         "on_train_batch_start": batch_begins,
         "on_train_batch_end": batch_ended,
-        "on_train_end": end,
-        "on_exception": end,
+        "on_train_end": lambda *given: step.close(),
+        "on_exception": lambda *given: step.close(),
     }
