@@ -50,7 +50,7 @@ class SteppedLoop:
         # It holds neither this object nor the greenlet: no garbage collector looks into a greenlet's frames, so that
         # the two have to die with their last user.
         def pause(value: Any = None) -> Any:
-            running = greenlet.getcurrent()
+            running: Any = greenlet.getcurrent()
             if running is not own():
                 raise RuntimeError("pause() was called outside of the function that SteppedLoop runs")
             if closing[0]:

@@ -30,7 +30,8 @@ def module_attributes(part: nn.Module) -> dict[str, Any]:
     if is_library(type(part)):
         held = {name: value for name, value in vars(part).items() if name not in _MACHINERY and name[0] != "_"}
         return {name: value for name, value in held.items() if isinstance(value, (bool, int, float))}
-    machinery = _MACHINERY | _private_parts(type(part))
+    cls: Any = type(part)  # mypy takes a class of modules for unhashable
+    machinery = _MACHINERY | _private_parts(cls)
     return {name: value for name, value in vars(part).items() if name not in machinery}
 
 
