@@ -50,8 +50,8 @@ class SteppedLoop:
         # It holds neither this object nor the greenlet: no garbage collector looks into a greenlet's frames, so that
         # the two have to die with their last user.
         def pause(value: Any = None) -> Any:
-            running: Any = greenlet.getcurrent()
-            if running is not own():
+            running = own()
+            if running is None or running is not greenlet.getcurrent():
                 raise RuntimeError("pause() was called outside of the function that SteppedLoop runs")
             if closing[0]:
                 raise greenlet.GreenletExit
