@@ -36,6 +36,8 @@ def stepped_fit(
 
     def fit(pause: Callable[..., Any]) -> None:
         trainer.callbacks.append(callback_of(flavor, make_hooks(pause)))
+        # between two pauses, a signal is the caller's: Lightning's handler would only note a SIGTERM for its next step
+        trainer._signal_connector.register_signal_handlers = lambda: None
         with quiet(flavor):
             trainer.fit(module, **arguments)
 
