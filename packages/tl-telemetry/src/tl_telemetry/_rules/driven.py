@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tl_core import Finding
-from tl_telemetry._events import SchedulerStep
+from tl_telemetry._events import Backward, OptimizerStep, SchedulerStep, SkippedStep
 from tl_telemetry._evidence import Evidence, at, several, telling
 from tl_telemetry._record import StepRecord
 from tl_telemetry._rules.schedule import optimizer_name
@@ -19,20 +19,25 @@ def scheduler_stepped_twice(run: Evidence) -> Iterator[Finding]:
     for name, scheduler in run.setup.schedulers.items():
         optimizer = optimizer_name(run, scheduler)
         calls = [_calls(record, name) for record in run.records]
-        updates = [_updates(record, optimizer) for record in run.records]
-        doubled = [r.step for r, n, u in zip(run.records, calls, updates, strict=True) if n > max(u, 1)]
+        tried = [_tried(record, optimizer) for record in run.records]
+        more = [record.step for record, n, u in zip(run.records, calls, tried, strict=True) if n > u]
+        # a record that closes at its update may hold the call before it, and the last one holds that after it too
+        doubled = [
+            r.step for r, n, u in zip(run.records, calls, tried, strict=True) if n > max(u, 1) and run.told_steps
+        ]
         # a Trainer steps a scheduler at most once an update, whatever that counts
-        if not doubled and sum(calls) <= sum(updates) + len(run.overflows):
+        if not doubled and sum(calls) <= sum(tried):
             continue
-        steps = doubled or [r.step for r, n, u in zip(run.records, calls, updates, strict=True) if n > u]
+        updates = sum(_updates(record, optimizer) for record in run.records)
+        steps = doubled or more
         yield Finding(
             rule="scheduler-stepped-twice",
             seen=f"{name!r} ({type(scheduler).__name__}) stepped {several(sum(calls), 'time')} in "
-            f"{several(sum(updates), 'update')} ({at(steps)})",
+            f"{several(updates, 'update')} ({at(steps)})",
             cause=f"{driver} steps it by itself, and so does code of your own: the schedule runs ahead",
             fix="take the call of its step() out of your code (a hook, a callback), and leave it to the Trainer",
             steps=telling(steps),
-            evidence={"scheduler_steps": sum(calls), "updates": sum(updates)},
+            evidence={"scheduler_steps": sum(calls), "updates": updates},
         )
 
 
@@ -43,3 +48,10 @@ def _calls(record: StepRecord, scheduler: str) -> int:
 def _updates(record: StepRecord, optimizer: str | None) -> int:
     counts = record.optimizer_steps
     return sum(counts.values()) if optimizer is None else counts.get(optimizer, 0)
+
+
+def _tried(record: StepRecord, optimizer: str | None) -> int:
+    """Count an optimizer's updates, with those that a GradScaler skipped and that of a batch without a loss."""
+    tries = [e.optimizer for e in record.events if isinstance(e, (OptimizerStep, SkippedStep))]
+    count = len(tries) if optimizer is None else tries.count(optimizer)
+    return count or int(not any(isinstance(e, Backward) for e in record.events))
