@@ -68,10 +68,13 @@ def watch(loop: Any) -> bool:
     console.print(f"\n{run.summary()}\naccuracy on held-out digits after each epoch: {accuracies}")
     try:
         loop.check(run)
+        equivalence = loop.check_accumulation(), loop.check_resume()
     except AssertionError as error:
         console.print(Text(f"\n{error}\n", style="red"), soft_wrap=True)
         return False
-    console.print(f"[bold green]{run.report}[/]\n")
+    for report in (run.report, *equivalence):
+        console.print(Text(str(report), style="bold green"), soft_wrap=True)
+    console.print()
     return True
 
 
@@ -81,6 +84,8 @@ def first_finding(loop: Any) -> Any:
         warnings.simplefilter("always")
         try:
             loop.check(loop.train())
+            loop.check_accumulation()
+            loop.check_resume()
         except AssertionError as error:
             return next(iter(error.report.findings), None)
     return None

@@ -1,14 +1,15 @@
 """A training loop as people write them: a classifier on scikit-learn's bundled digits, on top of a frozen stem.
 
-Decay and no-decay parameter groups, a linear warmup, clipping, an average of the weights, and evaluation. What the
-checks need of it is at the end: ``train`` hands over the loop's own ``make_setup`` and ``train_step``, and ``check``
-says what this loop promises.
+Decay and no-decay parameter groups, a linear warmup, accumulation where memory is short, clipping, an average of the
+weights, evaluation, and checkpoints. What the checks need of it is at the end: they are handed the loop's own
+``make_setup``, ``train_step``, ``save`` and ``load``, and are told what this loop promises.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import sklearn.datasets
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from tl_accum import AccumulationReport, assert_accumulation_equivalent
 from tl_core import TrainingSetup
 from tl_coverage import assert_optimizer_coverage
+from tl_resume import ResumeReport, assert_resume_equivalent
 from tl_telemetry import TrainingRun, run_training
 
 BATCH_SIZE = 64
@@ -82,22 +85,27 @@ def make_setup() -> TrainingSetup:
     return setup
 
 
-def train_step(setup: TrainingSetup, batch: Batch) -> dict[str, Tensor]:
+def train_step(setup: TrainingSetup, batch: Batch, accumulation_steps: int = 1) -> dict[str, Tensor]:
     images, digits, ink = batch
-    setup.optimizer.zero_grad()
     logits, ink_seen = setup.model(images)
     digit_loss = functional.cross_entropy(logits, digits)
     ink_loss = functional.mse_loss(ink_seen.squeeze(1), ink)
     loss = digit_loss + ink_loss
-    loss.backward()
-    nn.utils.clip_grad_norm_(setup.model.parameters(), MAX_NORM)
-    setup.optimizer.step()
-    setup.scheduler.step()
-    setup.state["ema"].update_parameters(setup.model)
+    (loss / accumulation_steps).backward()
+    if (setup.step_index + 1) % accumulation_steps == 0:
+        update(setup)
     setup.losses.append(loss.detach())
     if (setup.step_index + 1) % EVALUATE_EVERY == 0:
         setup.accuracies.append(evaluate(setup.model))
     return {"loss": loss, "digit": digit_loss, "ink": ink_loss}
+
+
+def update(setup: TrainingSetup) -> None:
+    nn.utils.clip_grad_norm_(setup.model.parameters(), MAX_NORM)
+    setup.optimizer.step()
+    setup.scheduler.step()
+    setup.optimizer.zero_grad()
+    setup.state["ema"].update_parameters(setup.model)
 
 
 @torch.no_grad()
@@ -109,7 +117,32 @@ def evaluate(model: nn.Module) -> float:
     return (logits.argmax(dim=1) == digits).float().mean().item()
 
 
-# What the checks need. `run` is run_training, or a test's training_runner.run.
+def save(setup: TrainingSetup, path: Path) -> None:
+    checkpoint = {
+        "model": setup.model.state_dict(),
+        "optimizer": setup.optimizer.state_dict(),
+        "scheduler": setup.scheduler.state_dict(),
+        "ema": setup.state["ema"].state_dict(),
+        "generator": torch.get_rng_state(),  # dropout draws from it
+        "history": (setup.losses, setup.accuracies),
+        "step": setup.step_index,
+    }
+    torch.save(checkpoint, path)
+
+
+def load(setup: TrainingSetup, path: Path) -> int:
+    """Restore a checkpoint and return the step to go on from."""
+    checkpoint = torch.load(path, weights_only=True)
+    setup.model.load_state_dict(checkpoint["model"])
+    setup.optimizer.load_state_dict(checkpoint["optimizer"])
+    setup.scheduler.load_state_dict(checkpoint["scheduler"])
+    setup.state["ema"].load_state_dict(checkpoint["ema"])
+    torch.set_rng_state(checkpoint["generator"])
+    setup.losses, setup.accuracies = checkpoint["history"]
+    return checkpoint["step"]
+
+
+# What the checks need. `run` is run_training, or a test's training_runner.run; the others likewise.
 
 
 def train(run: Callable[..., TrainingRun] = run_training, *, steps: int = 2 * EVALUATE_EVERY) -> TrainingRun:
@@ -121,3 +154,17 @@ def check(run: TrainingRun) -> None:
     run.assert_healthy(max_grad_norm=30.0)
     run.assert_lr(lambda step: LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS))
     run.assert_loss_decreases(0.3)
+
+
+def make_step(accumulation_steps: int) -> Callable[..., dict[str, Tensor]]:
+    return functools.partial(train_step, accumulation_steps=accumulation_steps)
+
+
+def check_accumulation(
+    assert_equivalent: Callable[..., AccumulationReport] = assert_accumulation_equivalent,
+) -> AccumulationReport:
+    return assert_equivalent(make_setup, load_data()[0], make_step, accumulation_steps=2)
+
+
+def check_resume(assert_equivalent: Callable[..., ResumeReport] = assert_resume_equivalent) -> ResumeReport:
+    return assert_equivalent(make_setup, load_data()[0], train_step, save=save, load=load, restores_step=True)

@@ -29,8 +29,8 @@ BUGS = (
     Bug(
         "call zero_grad() between backward() and step()",
         "zeroed-before-step",
-        "    loss.backward()",
-        "    loss.backward(); setup.optimizer.zero_grad()",
+        "    (loss / accumulation_steps).backward()",
+        "    (loss / accumulation_steps).backward(); setup.optimizer.zero_grad()",
     ),
     Bug(
         "detach the features",
@@ -47,8 +47,8 @@ BUGS = (
     Bug(
         "call backward() twice",
         "backward-twice",
-        "    loss.backward()",
-        "    loss.backward(retain_graph=True); loss.backward()",
+        "    (loss / accumulation_steps).backward()",
+        "    (loss / accumulation_steps).backward(retain_graph=True); (loss / accumulation_steps).backward()",
     ),
     Bug(
         "call step() twice",
@@ -133,6 +133,60 @@ BUGS = (
         "graph-kept-alive",
         "    setup.losses.append(loss.detach())",
         "    setup.losses.append(loss)",
+    ),
+    Bug(
+        "forget to divide the loss by the accumulation steps",
+        "loss-not-divided",
+        "    (loss / accumulation_steps).backward()",
+        "    loss.backward()",
+    ),
+    Bug(
+        "clear the gradients in every micro-batch",
+        "zeroed-per-micro-batch",
+        "    (loss / accumulation_steps).backward()",
+        "    setup.optimizer.zero_grad(); (loss / accumulation_steps).backward()",
+    ),
+    Bug(
+        "clip in every micro-batch",
+        "clip-per-micro-batch",
+        "    (loss / accumulation_steps).backward()",
+        "    (loss / accumulation_steps).backward(); nn.utils.clip_grad_norm_(setup.model.parameters(), MAX_NORM)",
+    ),
+    Bug(
+        "update in every micro-batch",
+        "premature-update",
+        "    if (setup.step_index + 1) % accumulation_steps == 0:",
+        "    if True:",
+    ),
+    Bug(
+        "forget the optimizer when loading",
+        "optimizer-state-not-restored",
+        '    setup.optimizer.load_state_dict(checkpoint["optimizer"])',
+        "",
+    ),
+    Bug(
+        "forget the scheduler when loading",
+        "scheduler-not-restored",
+        '    setup.scheduler.load_state_dict(checkpoint["scheduler"])',
+        "",
+    ),
+    Bug(
+        "forget the average when loading",
+        "state-not-restored",
+        '    setup.state["ema"].load_state_dict(checkpoint["ema"])',
+        "",
+    ),
+    Bug(
+        "forget the random generator when loading",
+        "rng-not-restored",
+        '    torch.set_rng_state(checkpoint["generator"])',
+        "",
+    ),
+    Bug(
+        "start counting anew after loading",
+        "step-not-restored",
+        '    return checkpoint["step"]',
+        "    return 0",
     ),
     Bug(
         "forget to scale the images",

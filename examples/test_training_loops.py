@@ -21,6 +21,15 @@ Try: break one line of the loop and see what ``hatch run test examples`` says. `
 - train the frozen stem's BatchNorm
 - forget to update the average
 - keep the losses with their history
+- forget to divide the loss by the accumulation steps
+- clear the gradients in every micro-batch
+- clip in every micro-batch
+- update in every micro-batch
+- forget the optimizer when loading
+- forget the scheduler when loading
+- forget the average when loading
+- forget the random generator when loading
+- start counting anew after loading
 - forget to scale the images
 """
 
@@ -56,6 +65,16 @@ def test_the_number_of_updates(training_runner):
     run.assert_num_updates(num_updates(num_examples, digits_loop.BATCH_SIZE, epochs=2))
 
 
+def test_accumulation_makes_the_updates_of_the_full_batch(training_runner):
+    """Where memory is short, two micro-batches make the update of their batch."""
+    digits_loop.check_accumulation(training_runner.assert_accumulation_equivalent)
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(training_runner):
+    """A checkpoint holds all that the loop needs: what the average has seen, and what dropout is about to draw, too."""
+    digits_loop.check_resume(training_runner.assert_resume_equivalent)
+
+
 def test_evaluation_changes_nothing(training_runner):
     """Evaluation leaves modes, weights and statistics as they were."""
     setup = digits_loop.make_setup()
@@ -69,15 +88,20 @@ def test_evaluation_changes_nothing(training_runner):
 # The rest tests the checks: every bug of the list above gets its finding.
 
 
+def check_all(loop, training_runner):
+    loop.check(loop.train(training_runner.run))
+    loop.check_accumulation(training_runner.assert_accumulation_equivalent)
+    loop.check_resume(training_runner.assert_resume_equivalent)
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.title)
 def test_each_bug_gets_its_finding_first(bug, training_runner):
     """The first finding names the bug."""
     loop = with_bug(bug)
     with warnings.catch_warnings(record=True):  # torch warns of some of these bugs too, which is evidence
         warnings.simplefilter("always")
-        run = loop.train(training_runner.run)
-    with pytest.raises(CheckFailed) as caught:
-        loop.check(run)
+        with pytest.raises(CheckFailed) as caught:
+            check_all(loop, training_runner)
     assert caught.value.findings[0].rule == bug.rule
 
 
