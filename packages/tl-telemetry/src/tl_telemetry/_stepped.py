@@ -55,7 +55,9 @@ class SteppedLoop:
                 raise RuntimeError("pause() was called outside of the function that SteppedLoop runs")
             if closing[0]:
                 raise greenlet.GreenletExit
-            return running.parent.switch(value)
+            caller = running.parent
+            del running  # this frame is the greenlet's own: it would keep itself alive
+            return caller.switch(value)
 
         self._greenlet = greenlet.greenlet(lambda: function(pause))
         own = weakref.ref(self._greenlet)
