@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from transformers import Trainer
 
-from tl_core import noted
+from tl_core import noted, preserve_rng, seed_everything
+
+
+def check_make_trainer(make_trainer: Any, *parameters: str) -> None:
+    """Raise the error of a ``make_trainer`` that cannot be called with these parameters.
+
+    Raises:
+        TypeError: it is no function, or takes others.
+    """
+    shown = f"make_trainer({', '.join(parameters)})"
+    if isinstance(make_trainer, Trainer):
+        raise TypeError(f"make_trainer must be a function that builds a fresh Trainer, got a Trainer: write {_LAMBDA}")
+    if not callable(make_trainer):
+        raise TypeError(f"make_trainer must be a function, {shown}, got a {type(make_trainer).__name__}")
+    try:
+        inspect.signature(make_trainer).bind(*parameters)
+    except ValueError:  # a builtin without a signature
+        return
+    except TypeError:
+        name = getattr(make_trainer, "__name__", type(make_trainer).__name__)
+        raise TypeError(f"make_trainer is called as {shown}, got {name}{inspect.signature(make_trainer)}") from None
+
+
+_LAMBDA = "make_trainer=lambda: Trainer(model=Model(), ...), with a new model in every call"
 
 
 def made_by(make_trainer: Callable[..., Trainer], *arguments: Any) -> Trainer:
@@ -16,9 +40,16 @@ def made_by(make_trainer: Callable[..., Trainer], *arguments: Any) -> Trainer:
     Raises:
         TypeError: it is no Trainer.
     """
-    shown = ", ".join(map(str, arguments))
-    with noted(f"raised in make_trainer({shown})"):
+    shown = f"make_trainer({', '.join(map(str, arguments))})"
+    with noted(f"raised in {shown}"):
         trainer = make_trainer(*arguments)
     if not isinstance(trainer, Trainer):
-        raise TypeError(f"make_trainer({shown}) must return a transformers.Trainer, got a {type(trainer).__name__}")
+        raise TypeError(f"{shown} must return a transformers.Trainer, got a {type(trainer).__name__}")
     return trainer
+
+
+def first_trainer(make_trainer: Callable[..., Trainer], *arguments: Any, seed: int) -> Trainer:
+    """Return a Trainer to look at, made as those of the check are; the generators are put back."""
+    with preserve_rng():
+        seed_everything(seed)
+        return made_by(make_trainer, *arguments)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from torch import Tensor
 from transformers import Trainer
 
-from tl_core import TrainingSetup, preserve_rng, seed_everything
+from tl_core import TrainingSetup
+from tl_hf._attributes import TrainerAttributes, has_own_attributes
+from tl_hf._batches import RepeatedBatches
 from tl_hf._fit import Fit
-from tl_hf._made import made_by
-from tl_hf._setup import fill, setup_of
+from tl_hf._made import check_make_trainer, first_trainer, made_by
+from tl_hf._own_code import own_code
+from tl_hf._quiet import without_progress_bars
+from tl_hf._resume_advice import advised, undecided
+from tl_hf._setup import fill, own_callbacks
 
 if TYPE_CHECKING:
     from tl_resume import ResumeReport
@@ -31,43 +35,185 @@ def check_hf_resume_equivalent(
     atol: float | None = None,
     allow: Iterable[str] = (),
 ) -> ResumeReport:
-    from tl_resume import check_resume_equivalent
+    """Check that a training that is saved, killed and resumed is the training that was never interrupted.
 
-    fits: WeakKeyDictionary[TrainingSetup, Fit] = WeakKeyDictionary()
-    running: list[Fit] = []
+    ``trainer.train()`` runs for real: without interruption; once more, with a checkpoint in the middle, written as the
+    Trainer writes it; and resumed from that by ``trainer.train(resume_from_checkpoint=...)`` of a fresh Trainer. Losses
+    and weights are compared update by update, and the whole state: model, optimizer, scheduler, GradScaler, what the
+    person's own callbacks and their own Trainer class keep. Where the trainings part, further ones establish why.
 
-    def begin(trainer: Trainer, checkpoint: str | None = None) -> Fit:
-        while running:
-            running.pop().close()
-        running.append(Fit(trainer, checkpoint=checkpoint))
-        return running[0]
+    Args:
+        make_trainer: ``make_trainer()`` returns a fresh Trainer, built as a new process would build it.
+        steps: how many updates the uninterrupted training makes; at most as many as the Trainer's ``max_steps``.
+        resume_at: the update before which is saved, from 1 to ``steps - 1``. None: half of the steps.
+        seed: seeds python, numpy and torch before ``make_trainer`` is called; for the resumed Trainer, the next number.
+            A Trainer seeds with its ``args.seed`` besides, as it does in a new process.
+        rtol: relative tolerance of losses and weights; None is that of ``training_resume`` in ``tl_core.Tolerances``
+            (1e-5).
+        atol: absolute tolerance; None is that of ``training_resume`` (1e-6).
+        allow: ids of rules that are allowed to be broken.
 
-    def make_setup() -> TrainingSetup:
-        fit = begin(made_by(make_trainer))
-        setup = setup_of(fit.trainer)
-        fits[setup] = fit
+    Returns:
+        The report.
+
+    Raises:
+        ImportError: tl-resume is not installed.
+        TypeError, ValueError: an argument is not what is allowed. Exceptions from the given code pass through, with a
+            note of the update they came from.
+    """
+    try:
+        from tl_resume import check_resume_equivalent
+    except ImportError as error:
+        raise ImportError('the resume check needs the package tl-resume: pip install "tl-hf[resume]"') from error
+    check_make_trainer(make_trainer)
+    trainer = first_trainer(make_trainer, seed=seed)
+
+    def check(batches: RepeatedBatches | None = None) -> ResumeReport:
+        runs = _Runs(make_trainer, steps, batches)
+        make_setup, step, save, load = runs.functions(trainer)
+        try:
+            return check_resume_equivalent(
+                make_setup,
+                lambda index: index,
+                step,
+                steps=steps,
+                resume_at=resume_at,
+                save=save,
+                load=load,
+                device=trainer.args.device,
+                seed=seed,
+                rtol=rtol,
+                atol=atol,
+                allow=allow,
+            )
+        finally:
+            runs.close()
+
+    with without_progress_bars():
+        report = check()
+        if undecided(report):
+            batches = RepeatedBatches()
+            return advised(report, trainer, batches if check(batches).ok else None)
+    return advised(report, trainer, None)
+
+
+def assert_hf_resume_equivalent(
+    make_trainer: Callable[[], Trainer],
+    *,
+    steps: int = 8,
+    resume_at: int | None = None,
+    seed: int = 0,
+    rtol: float | None = None,
+    atol: float | None = None,
+    allow: Iterable[str] = (),
+) -> ResumeReport:
+    """Assert that a training that is saved, killed and resumed is the training that was never interrupted.
+
+    The arguments are those of ``check_hf_resume_equivalent``.
+
+    Example:
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from tl_hf import make_hf_trainer
+        >>> ids = torch.randint(0, 32, (40, 8))
+        >>> def make_trainer():
+        ...     config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        ...                          num_attention_heads=2, attention_dropout=0.1)
+        ...     return make_hf_trainer(LlamaForCausalLM(config), {"input_ids": ids, "labels": ids})
+        >>> print(assert_hf_resume_equivalent(make_trainer))
+        Resume equivalence: passed
+
+    Returns:
+        The report, when all is well.
+
+    Raises:
+        CheckFailed: the resumed training is another one, or something was not restored.
+        NotJudged: the training differs so much from itself that nothing can be told.
+        ImportError: tl-resume is not installed.
+        TypeError, ValueError: an argument is not what is allowed.
+    """
+    return check_hf_resume_equivalent(
+        make_trainer, steps=steps, resume_at=resume_at, seed=seed, rtol=rtol, atol=atol, allow=allow
+    ).require()
+
+
+class _Runs:
+    """The trainings of one check, of which one runs at a time."""
+
+    def __init__(self, make_trainer: Callable[[], Trainer], steps: int, batches: RepeatedBatches | None) -> None:
+        self._make_trainer = make_trainer
+        self._steps = steps
+        self._batches = batches
+        self._fits: WeakKeyDictionary[TrainingSetup, Fit] = WeakKeyDictionary()
+        self._running: Fit | None = None
+
+    def functions(self, first: Trainer) -> tuple[Any, Any, Any, Any]:
+        """Return ``make_setup``, ``step``, ``save`` and ``load``: plain functions, so that nothing here is captured."""
+
+        def make_setup() -> TrainingSetup:
+            return self._begin(TrainingSetup(first.model, {}), None)
+
+        def step(setup: TrainingSetup, index: int) -> Tensor:
+            return self._step(setup, index)
+
+        def save(setup: TrainingSetup, path: Path) -> None:
+            _write(self._fits[setup], path)
+
+        def load(setup: TrainingSetup, path: Path) -> None:
+            self._begin(setup, str(path))
+
+        step.__wrapped__ = own_code(first)  # type: ignore[attr-defined]
+        return make_setup, step, save, load
+
+    def close(self) -> None:
+        """End the training that runs."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            running.close()
+
+    def _begin(self, setup: TrainingSetup, checkpoint: str | None) -> TrainingSetup:
+        """Begin a training in place of the one that runs, and put what it trains into the setup."""
+        self.close()
+        trainer = made_by(self._make_trainer)
+        if self._batches is not None:
+            self._batches.feed(trainer)
+        fit = self._running = Fit(trainer, checkpoint=checkpoint)
+        if fit.over or trainer.state.max_steps < self._steps:
+            raise ValueError(
+                f"steps must be at most the number of updates that make_trainer()'s Trainer makes, "
+                f"{trainer.state.max_steps}, got {self._steps}: raise max_steps or num_train_epochs"
+            )
+        fill(setup, trainer, state={})
+        for name, callback in own_callbacks(trainer).items():
+            setattr(setup, name, callback)
+        if has_own_attributes(trainer):
+            setup.trainer = TrainerAttributes()  # type: ignore[attr-defined]
+            setup.trainer.pull(trainer)  # type: ignore[attr-defined]
+        self._fits[setup] = fit
         return setup
 
-    def step(setup: TrainingSetup, index: int) -> Any:
-        fit = fits[setup]
+    def _step(self, setup: TrainingSetup, index: int) -> Tensor:
+        fit = self._fits[setup]
+        attributes = getattr(setup, "trainer", None)
+        if attributes is not None:
+            attributes.push(fit.trainer)
         loss = fit.advance()
-        if fit.over:
-            raise ValueError("over")
+        if loss is None:
+            raise ValueError(
+                f"the training ended before update {index}, with steps={self._steps}: a callback stopped it"
+            )
+        if attributes is not None:
+            attributes.pull(fit.trainer)
         return loss
 
-    def save(setup: TrainingSetup, path: Path) -> None:
-        trainer = fits[setup].trainer
-        fits[setup].save()
-        folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
+
+def _write(fit: Fit, path: Path) -> None:
+    """Have the Trainer write a checkpoint, and put that at a path."""
+    trainer = fit.trainer
+    folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
+    kept = folder.exists()  # the person's own, which the Trainer goes by
+    fit.save()
+    if kept:
+        shutil.copytree(folder, path)
+    else:
         shutil.move(folder, path)
-
-    def load(setup: TrainingSetup, path: Path) -> None:
-        fit = begin(made_by(make_trainer), str(path))
-        fill(setup, fit.trainer)
-        fits[setup] = fit
-
-    try:
-        return check_resume_equivalent(make_setup, lambda index: index, step, steps=steps, resume_at=resume_at, save=save, load=load, device="cpu", seed=seed, rtol=rtol, atol=atol, allow=allow)
-    finally:
-        while running:
-            running.pop().close()

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import Trainer
 
 from tl_core import TrainingSetup
 
-_LIBRARIES = ("transformers", "accelerate", "tl_hf")
+_LIBRARIES = ("transformers", "accelerate")
 
 
 def setup_of(trainer: Trainer) -> TrainingSetup:
-    """Return the setup of a Trainer whose training has begun.
-
-    The optimizer is the one inside of accelerate's wrapper; ``state`` holds the person's own callbacks, by class.
-    """
+    """Return the setup of a Trainer whose training has begun; ``state`` holds the person's own callbacks."""
     setup = TrainingSetup(trainer.model, {})
-    fill(setup, trainer)
+    fill(setup, trainer, state=own_callbacks(trainer))
     return setup
 
 
-def fill(setup: TrainingSetup, trainer: Trainer) -> None:
-    """Put what a Trainer trains into a setup, in place of what was there."""
+def fill(setup: TrainingSetup, trainer: Trainer, *, state: Mapping[str, Any]) -> None:
+    """Put what a Trainer trains into a setup, in place of what was there.
+
+    The optimizer is the one inside of accelerate's wrapper.
+    """
     setup.model = trainer.model
-    setup.optimizers.clear()
-    setup.optimizers["optimizer"] = unwrapped(trainer.optimizer)
-    setup.schedulers.clear()
-    if trainer.lr_scheduler is not None:
-        setup.schedulers["scheduler"] = trainer.lr_scheduler
+    for members, found in (
+        (setup.optimizers, {"optimizer": unwrapped(trainer.optimizer)}),
+        (setup.schedulers, {} if trainer.lr_scheduler is None else {"scheduler": trainer.lr_scheduler}),
+        (setup.state, state),
+    ):
+        members.clear()
+        members.update(found)
     setup.scaler = trainer.accelerator.scaler
-    setup.state.clear()
-    setup.state.update(own_callbacks(trainer))
 
 
 def unwrapped(optimizer: Any) -> Any:

@@ -1,0 +1,70 @@
+"""What a Trainer of the person's own class keeps in attributes of its own."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import Trainer
+
+from tl_telemetry import is_own_namespace
+
+
+class TrainerAttributes:
+    """The attributes that the person's class gives its Trainer, as an object of their own.
+
+    The Trainer itself holds everything there is; what is captured and put back is this. It is as of the last
+    ``pull()``.
+    """
+
+    def pull(self, trainer: Trainer) -> None:
+        """Take over what the Trainer has now."""
+        vars(self).clear()
+        vars(self).update({name: vars(trainer)[name] for name in _own_names(trainer)})
+
+    def push(self, trainer: Trainer) -> None:
+        """Give the Trainer what was put back here."""
+        for name, value in vars(self).items():
+            if vars(trainer).get(name) is not value:
+                setattr(trainer, name, value)
+
+
+def has_own_attributes(trainer: Trainer) -> bool:
+    """Tell whether a Trainer is of the person's own class."""
+    return any(_is_own(cls) for cls in type(trainer).__mro__)
+
+
+def _own_names(trainer: Trainer) -> list[str]:
+    known = _names_of_libraries(type(trainer))
+    return [name for name in vars(trainer) if name not in known and not callable(getattr(type(trainer), name, None))]
+
+
+@functools.lru_cache(maxsize=64)
+def _names_of_libraries(kind: type) -> frozenset[str]:
+    """Return the names of the attributes that the libraries' classes give an object."""
+    functions = (
+        function
+        for cls in kind.__mro__
+        if not _is_own(cls)
+        for function in vars(cls).values()
+        if isinstance(function, types.FunctionType)
+    )
+    return frozenset(name for function in functions for name in _stored(function.__code__))
+
+
+def _stored(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_ATTR":
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _stored(constant)
+
+
+def _is_own(cls: Any) -> bool:
+    module = sys.modules.get(cls.__module__)
+    return module is not None and is_own_namespace(vars(module))

@@ -1,0 +1,89 @@
+"""The optimizer that a Trainer builds: each parameter in one group, and weight decay where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from transformers import Trainer
+
+from tl_core import Report
+from tl_coverage import check_optimizer_coverage
+from tl_hf._setup import unwrapped
+
+
+def check_hf_optimizer_coverage(
+    trainer: Trainer, *, no_decay: Sequence[str] | None = None, ignore: Sequence[str] = ()
+) -> Report:
+    """Check the optimizer that a Trainer builds, without training.
+
+    Every trainable parameter must be in exactly one of its groups, and weight decay must not reach biases and the
+    weights of normalisation layers.
+
+    Args:
+        trainer: the Trainer. ``trainer.create_optimizer()`` is called; an optimizer that was not there before is taken
+            away again.
+        no_decay: ``fnmatch`` patterns of the parameters that weight decay must not reach. None: parameters named
+            ``bias``, and those of modules whose class has ``Norm`` in its name.
+        ignore: ``fnmatch`` patterns of parameters that no rule looks at.
+
+    Returns:
+        The report.
+
+    Raises:
+        TypeError, ValueError: an argument is not what is allowed, or a pattern matches no parameter.
+    """
+    if not isinstance(trainer, Trainer):
+        raise TypeError(f"trainer must be a transformers.Trainer, got a {type(trainer).__name__}")
+    before = trainer.optimizer
+    try:
+        optimizer = unwrapped(trainer.create_optimizer() or trainer.optimizer)
+    finally:
+        trainer.optimizer = before
+    model = trainer.model
+    patterns = _undecayed(model) if no_decay is None else no_decay
+    return check_optimizer_coverage(model, optimizer, ignore=ignore, no_decay=patterns)
+
+
+def assert_hf_optimizer_coverage(
+    trainer: Trainer, *, no_decay: Sequence[str] | None = None, ignore: Sequence[str] = ()
+) -> Report:
+    """Demand that a Trainer's optimizer has every parameter once, and that weight decay is where it belongs.
+
+    The arguments are those of ``check_hf_optimizer_coverage``.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> from tl_hf import make_hf_trainer
+        >>> model = BertForSequenceClassification(BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=2,
+        ...                                                  num_attention_heads=2, intermediate_size=32))
+        >>> data = {"input_ids": torch.ones(8, 4, dtype=torch.long), "labels": torch.ones(8, dtype=torch.long)}
+        >>> print(assert_hf_optimizer_coverage(make_hf_trainer(model, data, weight_decay=0.01)))
+        Optimizer coverage: passed
+
+    Returns:
+        The report, when all is well.
+
+    Raises:
+        CheckFailed: there are findings.
+        NotJudged: the model has no trainable parameter.
+        TypeError, ValueError: an argument is not what is allowed, or a pattern matches no parameter.
+    """
+    return check_hf_optimizer_coverage(trainer, no_decay=no_decay, ignore=ignore).require()
+
+
+def _undecayed(model: Any) -> list[str] | None:
+    """Return the names of biases and of what normalisation layers hold; None where there are none."""
+    norms = tuple(name for name, module in model.named_modules() if _is_norm(module))
+    names = [
+        name
+        for name, _ in model.named_parameters()
+        if name.rpartition(".")[2] == "bias" or name.rpartition(".")[0] in norms
+    ]
+    return [name.replace("[", "[[]") for name in names] or None
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "Norm" in type(module).__name__

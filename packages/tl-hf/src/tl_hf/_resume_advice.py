@@ -1,0 +1,150 @@
+"""What the resume check finds, in the words and with the remedies of a Trainer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from transformers import Trainer
+from transformers.trainer_callback import ExportableState
+
+from tl_core import Finding
+from tl_hf._batches import RepeatedBatches
+from tl_hf._setup import own_callbacks
+
+if TYPE_CHECKING:
+    from tl_resume import ResumeReport
+
+# The functions that the check was given are this package's: the person knows what they call.
+_WORDS = (
+    (r"\bmake_setup\(\)", "make_trainer()"),
+    (r"\bload\(\)", "trainer.train(resume_from_checkpoint=...)"),
+    (r"\bsave\(\) before step (\d+)", r"writing the checkpoint before step \1"),
+    (r"\bsave\(\)", "writing the checkpoint"),
+    (r"\bsetup\.trainer\.", "the Trainer's "),
+)
+_NOT_SAVED = frozenset(
+    {"optimizer-state-not-restored", "param-groups-not-restored", "scheduler-not-restored", "rng-not-restored"}
+)
+
+
+def undecided(report: ResumeReport) -> bool:
+    """Tell whether trainings part without a cause that shows."""
+    return any(finding.rule == "resume-diverges" for finding in report.findings)
+
+
+def advised(report: ResumeReport, trainer: Trainer, same: RepeatedBatches | None) -> ResumeReport:
+    """Return the report with what a Trainer's training does and needs.
+
+    Args:
+        report: the report of the check.
+        trainer: a Trainer as they were trained.
+        same: the batches with which the resumed training is the uninterrupted one, where that was established.
+    """
+    return replace(
+        report,
+        findings=tuple(_advised(finding, trainer, same) for finding in report.findings),
+        notes=tuple(_in_words(note, trainer) for note in report.notes),
+    )
+
+
+def _advised(finding: Finding, trainer: Trainer, same: RepeatedBatches | None) -> Finding:
+    told = _in_words(finding, trainer)
+    args = trainer.args
+    if finding.rule == "resume-diverges" and same is not None:
+        return _batches_differ(finding, trainer, same)
+    if finding.rule in _NOT_SAVED and args.save_only_model:
+        return replace(
+            told,
+            cause="save_only_model=True leaves the optimizer, the scheduler and the random numbers out of the checkpoint",
+            fix="set save_only_model=False for checkpoints that a training resumes from",
+        )
+    if finding.rule == "data-position-not-restored" and args.ignore_data_skip:
+        return replace(
+            told,
+            cause="ignore_data_skip=True: the resumed training begins the epoch anew instead of going on in it",
+            fix="set ignore_data_skip=False",
+        )
+    if (name := _callback(finding, trainer)) is not None:
+        return replace(told, cause=_callback_cause(trainer, name), fix=_callback_fix(trainer, name))
+    if finding.evidence.get("piece") == "setup.trainer":
+        return replace(
+            told,
+            cause="training changes it, and a checkpoint holds nothing of the Trainer's own attributes",
+            fix="keep it in a TrainerCallback that is an ExportableState, which the checkpoint holds, or compute it from "
+            "self.state.global_step",
+        )
+    return told
+
+
+def _callback(finding: Finding, trainer: Trainer) -> str | None:
+    """Return the name of the callback whose state was lost."""
+    piece = str(finding.evidence.get("piece", ""))
+    if finding.rule != "attribute-not-restored":
+        return None
+    return next((name for name in own_callbacks(trainer) if piece == f"setup.{name}"), None)
+
+
+def _callback_cause(trainer: Trainer, name: str) -> str:
+    if isinstance(own_callbacks(trainer)[name], ExportableState):
+        if not trainer.args.restore_callback_states_from_checkpoint:
+            return (
+                "the checkpoint holds what state() of the callback returns, and the resumed Trainer does not look at it"
+            )
+        return "state() of the callback does not return it, or its class does not restore it from that"
+    return "training changes it, and a checkpoint holds nothing of a callback that is no ExportableState"
+
+
+def _callback_fix(trainer: Trainer, name: str) -> str:
+    if isinstance(own_callbacks(trainer)[name], ExportableState):
+        if not trainer.args.restore_callback_states_from_checkpoint:
+            return "set restore_callback_states_from_checkpoint=True in TrainingArguments"
+        return 'have state() return it, as plain data, under "args" (what __init__ takes) or "attributes" (what is set)'
+    return (
+        f"derive {type(own_callbacks(trainer)[name]).__name__} from ExportableState too, have state() return it as plain "
+        "data, and set restore_callback_states_from_checkpoint=True; or write it to the checkpoint's folder in on_save() "
+        "and read it in on_train_begin()"
+    )
+
+
+def _batches_differ(finding: Finding, trainer: Trainer, same: RepeatedBatches) -> Finding:
+    """Say that what the batches hold is what differs."""
+    parting = finding.seen.partition("; ")[0]
+    seen = f"{parting}; given the batches of the uninterrupted run, the resumed run is equal to it"
+    if not same.drew_from:
+        return replace(
+            finding,
+            seen=seen,
+            cause="the data give other batches after resuming; left open: random numbers that the dataset or the "
+            "collator draws from a generator of its own or in a loader's worker, samples in an order that is not seeded",
+            fix="make what the dataset and the collator draw a function of the example and the epoch",
+        )
+    drawn = " and ".join(f"{name}'s" for name in sorted(same.drew_from))
+    return replace(
+        finding,
+        rule="rng-not-restored",
+        seen=f"{seen}; drawing a batch moves {drawn} random generator",
+        cause="the dataset or the collator draws random numbers (augmentation, masking), and the Trainer restores the "
+        "generators only after it has drawn the first batches of the resumed run, one of them ahead",
+        fix="make what is drawn a function of the example and the epoch (a generator seeded with both), or draw it in "
+        "the model, whose random numbers are restored",
+        evidence={"is_cause": True},
+    )
+
+
+def _in_words(finding: Finding, trainer: Trainer) -> Finding:
+    """Return a finding in the words of the person, who has written neither a setup nor a load()."""
+    words = [*_WORDS, *_of_callbacks(own_callbacks(trainer))]
+
+    def told(text: str) -> str:
+        for pattern, word in words:
+            text = re.sub(pattern, word, text)
+        return text
+
+    return replace(finding, seen=told(finding.seen), cause=told(finding.cause), fix=told(finding.fix))
+
+
+def _of_callbacks(names: Iterable[str]) -> list[tuple[str, str]]:
+    return [(rf"\bsetup\.{re.escape(name)}(?=\W|$)", f"callback {name}") for name in names]

@@ -1,0 +1,79 @@
+"""Watches a real ``trainer.train()``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch import Tensor
+from transformers import Trainer
+
+from tl_hf._fit import undivided
+from tl_hf._listen import Listener, listening
+from tl_hf._setup import setup_of
+from tl_telemetry import LateRun, TrainingRun, observe_later
+
+
+class _Watch(Listener):
+    """Makes one record a micro-batch."""
+
+    def __init__(self, trainer: Trainer, run: LateRun) -> None:
+        self._trainer = trainer
+        self._run = run
+        self._step: AbstractContextManager[Any] | None = None
+        self._current: Any = None
+
+    def begins(self) -> None:
+        self._run.begin(setup_of(self._trainer))
+
+    def micro_batch_begins(self, inputs: Any) -> None:
+        self.micro_batch_ended()
+        self._step = self._run.step(inputs)
+        self._current = self._step.__enter__()
+
+    def loss(self, loss: Tensor) -> None:
+        self._current.loss = undivided(loss, self._trainer)
+
+    def micro_batch_ended(self) -> None:
+        if self._step is not None:
+            step, self._step = self._step, None
+            step.__exit__(None, None, None)
+
+    def ended(self) -> None:
+        self.micro_batch_ended()
+        self._run.end()
+
+
+@contextmanager
+def watch_hf(trainer: Trainer, *, track_updates: bool = True, allow: Iterable[str] = ()) -> Iterator[TrainingRun]:
+    """Watch what a Trainer does in ``train()``: a ``TrainingRun`` with one record a micro-batch.
+
+    Nothing is changed: the training is bitwise the unwatched one, and everything is put back on leaving. A record's
+    loss is that of its micro-batch as far as it counts in the update: the mean over a group is the update's loss.
+
+    Example:
+        >>> with watch_hf(trainer) as run:
+        ...     trainer.train()
+        >>> run.assert_healthy()
+
+    Args:
+        trainer: the Trainer; ``train()`` is called inside, once.
+        track_updates: measure how far each update moves the parameters; costs one copy of the parameters.
+        allow: ids of rules that are allowed to be broken.
+
+    Yields:
+        The run. Before the training has begun, any look at it is a ``RuntimeError``.
+
+    Raises:
+        TypeError, ValueError: an argument is not what is allowed.
+    """
+    if not isinstance(trainer, Trainer):
+        raise TypeError(f"trainer must be a transformers.Trainer, got a {type(trainer).__name__}")
+    with observe_later(track_updates=track_updates, allow=allow) as run:
+        watch = _Watch(trainer, run)
+        with listening(trainer, watch):
+            try:
+                yield run
+            finally:
+                watch.micro_batch_ended()
