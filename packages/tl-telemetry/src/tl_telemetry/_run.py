@@ -133,8 +133,9 @@ class TrainingRun:
 
     def to_jsonl(self, path: str | Path) -> None:
         """Write the rows as JSON Lines, with the per-parameter figures under ``parameters``; NaN and Inf as strings."""
+        records = self.records
         with open(path, "w", encoding="utf-8") as file:
-            for row in rows(self.records, parameters=True):
+            for row in rows(records, parameters=True):
                 file.write(json.dumps(row, allow_nan=False) + "\n")
 
     def _num_updates(self, name: str) -> int:
