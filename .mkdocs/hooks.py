@@ -43,8 +43,9 @@ def addresses() -> dict[str, str]:
 
 
 def examples() -> str:
-    """Return a page that holds the examples, each whole."""
+    """Return a page that holds the examples, each whole, with the list of them linked."""
     text = (TOP / "examples" / "README.md").read_text().rstrip()
+    text = re.sub(r"^- (`(\S+\.py)`)", lambda match: f"- [{match[1]}](#{_anchor(match[2])})", text, flags=re.MULTILINE)
     for path in sorted(TOP.glob("examples/*.py")):
         text += f"\n\n## {path.name}\n\n```python\n{path.read_text().rstrip()}\n```"
     return text + "\n"
