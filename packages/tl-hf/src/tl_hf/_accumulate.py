@@ -2,61 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from torch import Tensor
 from transformers import Trainer
 
 from tl_core import TrainingSetup
+from tl_hf._accumulation_advice import advised
 from tl_hf._feed import Feed
 from tl_hf._fit import Fit
-from tl_hf._made import made_by
+from tl_hf._made import check_make_trainer, first_trainer, made_by
+from tl_hf._own_code import own_code
 from tl_hf._setup import setup_of
 
 if TYPE_CHECKING:
     from tl_accum import AccumulationReport
 
-
-class _Runs:
-    """The trainings of one check: one at a time, built for the accumulation steps that were asked for last."""
-
-    def __init__(self, make_trainer: Callable[[int], Trainer], epoch: Callable[[int], int]) -> None:
-        self._make_trainer = make_trainer
-        self._epoch = epoch
-        self.accumulation_steps = 1
-        self._fits: WeakKeyDictionary[TrainingSetup, tuple[Fit, Feed]] = WeakKeyDictionary()
-        self._running: Fit | None = None
-
-    def make_setup(self) -> TrainingSetup:
-        self.close()
-        k = self.accumulation_steps
-        trainer = made_by(self._make_trainer, k)
-        feed = Feed(self._epoch(k))
-        trainer.get_train_dataloader = lambda: feed
-        self._running = Fit(trainer, micro_batches=True)
-        setup = setup_of(trainer)
-        self._fits[setup] = self._running, feed
-        return setup
-
-    def begin_group(self, setup: TrainingSetup, batches: list[Any], accumulation_steps: int) -> None:
-        fit, feed = self._fits[setup]
-        fit.trainer.args.gradient_accumulation_steps = accumulation_steps
-        feed.waiting.clear()
-        feed.waiting.extend(batches)
-        feed.waiting.extend(batches[-1:] * (accumulation_steps - len(batches)))
-
-    def step(self, setup: TrainingSetup) -> Any:
-        fit, _ = self._fits[setup]
-        loss = fit.advance()
-        if fit.over:
-            raise ValueError("over")
-        return loss
-
-    def close(self) -> None:
-        if self._running is not None:
-            running, self._running = self._running, None
-            running.close()
+# The epoch of a loader that is longer than this is fed only when somebody asks for it.
+_MAX_IMPLIED_EPOCH = 64
 
 
 def check_hf_accumulation_equivalent(
@@ -73,26 +38,211 @@ def check_hf_accumulation_equivalent(
     atol: float | None = None,
     allow: Iterable[str] = (),
 ) -> AccumulationReport:
-    from tl_accum import check_accumulation_equivalent
+    """Check that a Trainer's accumulation over micro-batches makes the updates that full batches make.
 
-    def epoch(k):
-        if epoch_length is None:
-            return (cycles + 2) * k
-        whole = -(-epoch_length // accumulation_steps)
-        return whole if k == 1 else epoch_length
+    A real ``trainer.train()`` with ``gradient_accumulation_steps=1`` is fed full batches, and one with
+    ``gradient_accumulation_steps=accumulation_steps`` their micro-batches. What is compared, update by update, is when
+    optimizer and scheduler step, gradients, learning rates, weights and what the person's callbacks keep. Where
+    something differs, further trainings establish why.
 
-    runs = _Runs(make_trainer, epoch)
+    Args:
+        make_trainer: ``make_trainer(k)`` returns a fresh Trainer with ``gradient_accumulation_steps=k``.
+        data: full batches, as the Trainer's collator makes them: one batch, a list of batches (cycled), an iterable
+            such as a DataLoader, or a function from the cycle's number to a batch. None: those of
+            ``make_trainer(1).get_train_dataloader()``.
+        accumulation_steps: micro-batches in a group, at least 2.
+        cycles: how many full batches are compared, at least 1.
+        epoch_length: micro-batches in an epoch; where it is no multiple of ``accumulation_steps``, the incomplete last
+            group of an epoch is compared too. None: the length of a loader, where it has one (and at most 64 batches);
+            else no epoch ends.
+        split: ``split(batch, parts)`` returns a list of micro-batches. None: ``tl_accum.split_batch``.
+        disable_dropout: switch dropout off in all trainings.
+        seed: seeds python, numpy and torch before ``make_trainer`` is called.
+        rtol: relative tolerance; None is that of ``grad_accumulation`` in ``tl_core.Tolerances`` (1e-4).
+        atol: absolute tolerance; None is that of ``grad_accumulation`` (1e-6).
+        allow: ids of rules that are allowed to be broken.
 
-    def make_step(k: int) -> Any:
-        runs.accumulation_steps = k
+    Returns:
+        The report.
 
-        def step(setup: TrainingSetup, batch: Any) -> Any:
-            return runs.step(setup)
-
-        step.begin_group = lambda setup, batches: runs.begin_group(setup, batches, k)
-        return step
-
+    Raises:
+        ImportError: tl-accum is not installed.
+        TypeError, ValueError: an argument is not what is allowed, a batch cannot be split, or ``make_trainer(k)``
+            returns a Trainer for another ``k``. Exceptions from the given code pass through, with a note of where they
+            came from.
+    """
     try:
-        return check_accumulation_equivalent(runs.make_setup, data, make_step, accumulation_steps=accumulation_steps, cycles=cycles, epoch_length=epoch_length, split=split, disable_dropout=disable_dropout, seed=seed, rtol=rtol, atol=atol, allow=allow)
+        from tl_accum import check_accumulation_equivalent
+    except ImportError as error:
+        raise ImportError('the accumulation check needs the package tl-accum: pip install "tl-hf[accum]"') from error
+    check_make_trainer(make_trainer, "k")
+    trainer = first_trainer(make_trainer, 1, seed=seed)
+    if data is None:
+        data = trainer.get_train_dataloader()
+    if epoch_length is None:
+        epoch_length = _incomplete_epoch(data, accumulation_steps)
+    runs = _Runs(make_trainer, accumulation_steps, cycles, epoch_length)
+    make_setup, make_step = runs.functions(trainer)
+    try:
+        report = check_accumulation_equivalent(
+            make_setup,
+            data,
+            make_step,
+            accumulation_steps=accumulation_steps,
+            cycles=cycles,
+            epoch_length=epoch_length,
+            split=split,
+            disable_dropout=disable_dropout,
+            device=trainer.args.device,
+            seed=seed,
+            rtol=rtol,
+            atol=atol,
+            allow=allow,
+        )
     finally:
         runs.close()
+    return advised(report, trainer)
+
+
+def assert_hf_accumulation_equivalent(
+    make_trainer: Callable[[int], Trainer],
+    data: Any = None,
+    *,
+    accumulation_steps: int = 4,
+    cycles: int = 2,
+    epoch_length: int | None = None,
+    split: Callable[[Any, int], Any] | None = None,
+    disable_dropout: bool = True,
+    seed: int = 0,
+    rtol: float | None = None,
+    atol: float | None = None,
+    allow: Iterable[str] = (),
+) -> AccumulationReport:
+    """Assert that a Trainer's accumulation over micro-batches makes the updates that full batches make.
+
+    The arguments are those of ``check_hf_accumulation_equivalent``.
+
+    Example:
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from tl_hf import make_hf_trainer
+        >>> ids = torch.randint(0, 32, (16, 8))
+        >>> data = {"input_ids": ids, "labels": ids}
+        >>> def make_trainer(k):
+        ...     config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        ...                          num_attention_heads=2)
+        ...     return make_hf_trainer(LlamaForCausalLM(config), data, gradient_accumulation_steps=k)
+        >>> print(assert_hf_accumulation_equivalent(make_trainer, data))
+        Gradient accumulation: passed
+
+    Returns:
+        The report, when all is well.
+
+    Raises:
+        CheckFailed: accumulation makes other updates than full batches.
+        NotJudged: the two cannot be compared: batch statistics, noise, gradients that are not finite.
+        ImportError: tl-accum is not installed.
+        TypeError, ValueError: an argument is not what is allowed.
+    """
+    return check_hf_accumulation_equivalent(
+        make_trainer,
+        data,
+        accumulation_steps=accumulation_steps,
+        cycles=cycles,
+        epoch_length=epoch_length,
+        split=split,
+        disable_dropout=disable_dropout,
+        seed=seed,
+        rtol=rtol,
+        atol=atol,
+        allow=allow,
+    ).require()
+
+
+def _incomplete_epoch(data: Any, accumulation_steps: Any) -> int | None:
+    """Return the length of a loader whose last group is incomplete, and which is short enough to be fed whole."""
+    if isinstance(data, (list, tuple, Mapping, Tensor)) or not hasattr(data, "__iter__"):
+        return None
+    try:
+        length = len(data)
+    except TypeError:  # a loader over an iterable dataset, a generator
+        return None
+    rest = length % accumulation_steps if isinstance(accumulation_steps, int) and accumulation_steps > 0 else 0
+    return length if rest and length <= _MAX_IMPLIED_EPOCH else None
+
+
+class _Runs:
+    """The trainings of one check, of which one runs at a time."""
+
+    def __init__(
+        self, make_trainer: Callable[[int], Trainer], accumulation_steps: int, cycles: int, epoch_length: int | None
+    ) -> None:
+        self._make_trainer = make_trainer
+        self._accumulation_steps = accumulation_steps
+        self._cycles = cycles
+        self._epoch_length = epoch_length
+        self._next = 1  # the accumulation steps of the step that was made last
+        self._fits: WeakKeyDictionary[TrainingSetup, tuple[Fit, Feed]] = WeakKeyDictionary()
+        self._running: Fit | None = None
+
+    def functions(self, first: Trainer) -> tuple[Any, Any]:
+        """Return ``make_setup`` and ``make_step``: plain functions, so that nothing here is captured."""
+
+        def make_setup() -> TrainingSetup:
+            return self._begin()
+
+        def make_step(k: int) -> Any:
+            self._next = k
+
+            def step(setup: TrainingSetup, batch: Any) -> Tensor:
+                return self._step(setup)
+
+            def begin_group(setup: TrainingSetup, batches: list[Any]) -> None:
+                fit, feed = self._fits[setup]
+                fit.trainer.args.gradient_accumulation_steps = k  # a step for another number may go on with a setup
+                feed.give(batches, k)
+
+            step.begin_group = begin_group  # type: ignore[attr-defined]
+            step.__wrapped__ = own_code(first)  # type: ignore[attr-defined]
+            return step
+
+        return make_setup, make_step
+
+    def close(self) -> None:
+        """End the training that runs."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            running.close()
+
+    def _begin(self) -> TrainingSetup:
+        self.close()
+        k = self._next
+        trainer = made_by(self._make_trainer, k)
+        got = trainer.args.gradient_accumulation_steps
+        if got != k:
+            raise ValueError(
+                f"make_trainer({k}) must return a Trainer with gradient_accumulation_steps={k}, got one with {got}: "
+                "hand the number on to TrainingArguments"
+            )
+        feed = Feed(self._length(k))
+        vars(trainer)["get_train_dataloader"] = lambda: feed
+        fit = self._running = Fit(trainer, micro_batches=True)
+        setup = setup_of(trainer)
+        self._fits[setup] = fit, feed
+        return setup
+
+    def _length(self, k: int) -> int:
+        """Return how many batches an epoch has: as many updates whether they are full or not."""
+        if self._epoch_length is None:
+            return k * (self._cycles + 1)  # none ends within what is fed
+        return self._epoch_length if k > 1 else -(-self._epoch_length // self._accumulation_steps)
+
+    def _step(self, setup: TrainingSetup) -> Tensor:
+        fit, _ = self._fits[setup]
+        loss = fit.advance()
+        if loss is None:
+            raise ValueError(
+                f"the training ended after {fit.trainer.state.global_step} updates, before all cycles were fed: raise "
+                "max_steps or num_train_epochs of make_trainer(k)'s Trainer"
+            )
+        return loss

@@ -14,23 +14,21 @@ from transformers import Trainer
 from tl_telemetry import is_own_namespace
 
 
-class TrainerAttributes:
-    """The attributes that the person's class gives its Trainer, as an object of their own.
+def pull(trainer: Trainer, attributes: dict[str, Any]) -> None:
+    """Bring a dict up to the attributes that the person's class gives its Trainer.
 
-    The Trainer itself holds everything there is; what is captured and put back is this. It is as of the last
-    ``pull()``.
+    The Trainer itself holds everything there is, the data and the libraries' bookkeeping too: what is captured and put
+    back is this dict.
     """
+    attributes.clear()
+    attributes.update({name: vars(trainer)[name] for name in _own_names(trainer)})
 
-    def pull(self, trainer: Trainer) -> None:
-        """Take over what the Trainer has now."""
-        vars(self).clear()
-        vars(self).update({name: vars(trainer)[name] for name in _own_names(trainer)})
 
-    def push(self, trainer: Trainer) -> None:
-        """Give the Trainer what was put back here."""
-        for name, value in vars(self).items():
-            if vars(trainer).get(name) is not value:
-                setattr(trainer, name, value)
+def push(trainer: Trainer, attributes: dict[str, Any]) -> None:
+    """Give a Trainer what was put back into the dict."""
+    for name, value in attributes.items():
+        if vars(trainer).get(name) is not value:
+            setattr(trainer, name, value)
 
 
 def has_own_attributes(trainer: Trainer) -> bool:
@@ -39,7 +37,8 @@ def has_own_attributes(trainer: Trainer) -> bool:
 
 
 def _own_names(trainer: Trainer) -> list[str]:
-    known = _names_of_libraries(type(trainer))
+    kind: Any = type(trainer)
+    known = _names_of_libraries(kind)
     return [name for name in vars(trainer) if name not in known and not callable(getattr(type(trainer), name, None))]
 
 

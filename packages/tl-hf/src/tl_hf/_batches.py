@@ -47,13 +47,13 @@ class RepeatedBatches:
             samples, num_items = self._drawn[update]
             return copy.deepcopy(samples), num_items
 
-        trainer.get_batch_samples = get_batch_samples
+        vars(trainer)["get_batch_samples"] = get_batch_samples
 
 
 def _generators() -> dict[str, Any]:
-    _, keys, *rest = numpy.random.get_state()
+    state: Any = numpy.random.get_state()
     return {
         "python": random.getstate(),
-        "numpy": (keys.tolist(), rest),
+        "numpy": (state[1].tolist(), state[2:]),
         "torch": torch.get_rng_state().tolist(),
     }

@@ -41,7 +41,7 @@ def check_hf_optimizer_coverage(
         optimizer = unwrapped(trainer.create_optimizer() or trainer.optimizer)
     finally:
         trainer.optimizer = before
-    model = trainer.model
+    model: Any = trainer.model
     patterns = _undecayed(model) if no_decay is None else no_decay
     return check_optimizer_coverage(model, optimizer, ignore=ignore, no_decay=patterns)
 

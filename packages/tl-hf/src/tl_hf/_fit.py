@@ -42,7 +42,8 @@ class Fit:
 
     def advance(self) -> Tensor | None:
         """Train on to the next stop; returns the loss, or None when the training ended instead."""
-        return self._loop.advance()
+        loss: Tensor | None = self._loop.advance()
+        return loss
 
     def save(self) -> None:
         """Make the Trainer write a checkpoint, where the fit stands."""

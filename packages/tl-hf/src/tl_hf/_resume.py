@@ -12,14 +12,14 @@ from torch import Tensor
 from transformers import Trainer
 
 from tl_core import TrainingSetup
-from tl_hf._attributes import TrainerAttributes, has_own_attributes
+from tl_hf._attributes import has_own_attributes, pull, push
 from tl_hf._batches import RepeatedBatches
 from tl_hf._fit import Fit
 from tl_hf._made import check_make_trainer, first_trainer, made_by
 from tl_hf._own_code import own_code
 from tl_hf._quiet import without_progress_bars
 from tl_hf._resume_advice import advised, undecided
-from tl_hf._setup import fill, own_callbacks
+from tl_hf._setup import empty_setup, fill, own_callbacks
 
 if TYPE_CHECKING:
     from tl_resume import ResumeReport
@@ -91,7 +91,7 @@ def check_hf_resume_equivalent(
 
     with without_progress_bars():
         report = check()
-        if undecided(report):
+        if undecided(report) and not trainer.args.save_only_model:
             batches = RepeatedBatches()
             return advised(report, trainer, batches if check(batches).ok else None)
     return advised(report, trainer, None)
@@ -151,7 +151,7 @@ class _Runs:
         """Return ``make_setup``, ``step``, ``save`` and ``load``: plain functions, so that nothing here is captured."""
 
         def make_setup() -> TrainingSetup:
-            return self._begin(TrainingSetup(first.model, {}), None)
+            return self._begin(empty_setup(first), None)
 
         def step(setup: TrainingSetup, index: int) -> Tensor:
             return self._step(setup, index)
@@ -187,8 +187,8 @@ class _Runs:
         for name, callback in own_callbacks(trainer).items():
             setattr(setup, name, callback)
         if has_own_attributes(trainer):
-            setup.trainer = TrainerAttributes()  # type: ignore[attr-defined]
-            setup.trainer.pull(trainer)  # type: ignore[attr-defined]
+            setup.trainer = {}  # type: ignore[attr-defined]
+            pull(trainer, setup.trainer)  # type: ignore[attr-defined]
         self._fits[setup] = fit
         return setup
 
@@ -196,21 +196,21 @@ class _Runs:
         fit = self._fits[setup]
         attributes = getattr(setup, "trainer", None)
         if attributes is not None:
-            attributes.push(fit.trainer)
+            push(fit.trainer, attributes)
         loss = fit.advance()
         if loss is None:
             raise ValueError(
                 f"the training ended before update {index}, with steps={self._steps}: a callback stopped it"
             )
         if attributes is not None:
-            attributes.pull(fit.trainer)
+            pull(fit.trainer, attributes)
         return loss
 
 
 def _write(fit: Fit, path: Path) -> None:
     """Have the Trainer write a checkpoint, and put that at a path."""
     trainer = fit.trainer
-    folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
+    folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{trainer.state.global_step}"
     kept = folder.exists()  # the person's own, which the Trainer goes by
     fit.save()
     if kept:

@@ -23,7 +23,8 @@ _WORDS = (
     (r"\bload\(\)", "trainer.train(resume_from_checkpoint=...)"),
     (r"\bsave\(\) before step (\d+)", r"writing the checkpoint before step \1"),
     (r"\bsave\(\)", "writing the checkpoint"),
-    (r"\bsetup\.trainer\.", "the Trainer's "),
+    (r"\bsetup\.trainer\.", "trainer."),
+    (r"\bsetup\.trainer\b", "the Trainer's own attributes"),
 )
 _NOT_SAVED = frozenset(
     {"optimizer-state-not-restored", "param-groups-not-restored", "scheduler-not-restored", "rng-not-restored"}
@@ -46,7 +47,7 @@ def advised(report: ResumeReport, trainer: Trainer, same: RepeatedBatches | None
     return replace(
         report,
         findings=tuple(_advised(finding, trainer, same) for finding in report.findings),
-        notes=tuple(_in_words(note, trainer) for note in report.notes),
+        notes=tuple(_advised_note(note, trainer) for note in report.notes),
     )
 
 
@@ -55,10 +56,10 @@ def _advised(finding: Finding, trainer: Trainer, same: RepeatedBatches | None) -
     args = trainer.args
     if finding.rule == "resume-diverges" and same is not None:
         return _batches_differ(finding, trainer, same)
-    if finding.rule in _NOT_SAVED and args.save_only_model:
+    if finding.rule in (*_NOT_SAVED, "resume-diverges") and args.save_only_model:
         return replace(
             told,
-            cause="save_only_model=True leaves the optimizer, the scheduler and the random numbers out of the checkpoint",
+            cause="save_only_model=True leaves optimizer, scheduler and random numbers out of the checkpoint",
             fix="set save_only_model=False for checkpoints that a training resumes from",
         )
     if finding.rule == "data-position-not-restored" and args.ignore_data_skip:
@@ -69,20 +70,33 @@ def _advised(finding: Finding, trainer: Trainer, same: RepeatedBatches | None) -
         )
     if (name := _callback(finding, trainer)) is not None:
         return replace(told, cause=_callback_cause(trainer, name), fix=_callback_fix(trainer, name))
-    if finding.evidence.get("piece") == "setup.trainer":
-        return replace(
-            told,
-            cause="training changes it, and a checkpoint holds nothing of the Trainer's own attributes",
-            fix="keep it in a TrainerCallback that is an ExportableState, which the checkpoint holds, or compute it from "
-            "self.state.global_step",
-        )
+    if finding.rule == "attribute-not-restored" and finding.evidence.get("piece") == "setup.trainer":
+        return replace(told, cause=f"{_NOTHING_OF} attributes that a class of one's own gives the Trainer", fix=_KEEP)
+    if finding.rule == "outside-state-not-restored":
+        return replace(told, cause=f"{_NOTHING_OF} what lies outside of the Trainer", fix=_KEEP)
     return told
+
+
+_NOTHING_OF = "training changes it, and a checkpoint holds nothing of"
+_KEEP = (
+    "keep it in a TrainerCallback that is an ExportableState, which the checkpoint holds (with "
+    "restore_callback_states_from_checkpoint=True), or compute it from state.global_step"
+)
+
+
+def _advised_note(note: Finding, trainer: Trainer) -> Finding:
+    told = _in_words(note, trainer)
+    if note.rule != "unsaved-attribute":
+        return told
+    if (name := _callback(note, trainer)) is not None:
+        return replace(told, fix=f"nothing if training does not use it; else {_callback_fix(trainer, name)}")
+    return replace(told, fix=f"nothing if training does not use it; else {_KEEP}")
 
 
 def _callback(finding: Finding, trainer: Trainer) -> str | None:
     """Return the name of the callback whose state was lost."""
     piece = str(finding.evidence.get("piece", ""))
-    if finding.rule != "attribute-not-restored":
+    if finding.rule not in ("attribute-not-restored", "unsaved-attribute"):
         return None
     return next((name for name in own_callbacks(trainer) if piece == f"setup.{name}"), None)
 
@@ -103,9 +117,9 @@ def _callback_fix(trainer: Trainer, name: str) -> str:
             return "set restore_callback_states_from_checkpoint=True in TrainingArguments"
         return 'have state() return it, as plain data, under "args" (what __init__ takes) or "attributes" (what is set)'
     return (
-        f"derive {type(own_callbacks(trainer)[name]).__name__} from ExportableState too, have state() return it as plain "
-        "data, and set restore_callback_states_from_checkpoint=True; or write it to the checkpoint's folder in on_save() "
-        "and read it in on_train_begin()"
+        f"derive {type(own_callbacks(trainer)[name]).__name__} from ExportableState too, have state() return it as "
+        "plain data, and set restore_callback_states_from_checkpoint=True; or write it to a file beside the checkpoint "
+        "in on_save() and read it in on_train_begin()"
     )
 
 
@@ -118,7 +132,7 @@ def _batches_differ(finding: Finding, trainer: Trainer, same: RepeatedBatches) -
             finding,
             seen=seen,
             cause="the data give other batches after resuming; left open: random numbers that the dataset or the "
-            "collator draws from a generator of its own or in a loader's worker, samples in an order that is not seeded",
+            "collator draws from a generator of its own or in a loader's worker, an order of samples without a seed",
             fix="make what the dataset and the collator draw a function of the example and the epoch",
         )
     drawn = " and ".join(f"{name}'s" for name in sorted(same.drew_from))

@@ -14,9 +14,15 @@ _LIBRARIES = ("transformers", "accelerate")
 
 def setup_of(trainer: Trainer) -> TrainingSetup:
     """Return the setup of a Trainer whose training has begun; ``state`` holds the person's own callbacks."""
-    setup = TrainingSetup(trainer.model, {})
+    setup = empty_setup(trainer)
     fill(setup, trainer, state=own_callbacks(trainer))
     return setup
+
+
+def empty_setup(trainer: Trainer) -> TrainingSetup:
+    """Return a setup that holds nothing but the model yet."""
+    model: Any = trainer.model
+    return TrainingSetup(model, {})
 
 
 def fill(setup: TrainingSetup, trainer: Trainer, *, state: Mapping[str, Any]) -> None:
@@ -24,7 +30,7 @@ def fill(setup: TrainingSetup, trainer: Trainer, *, state: Mapping[str, Any]) ->
 
     The optimizer is the one inside of accelerate's wrapper.
     """
-    setup.model = trainer.model
+    setup.model = empty_setup(trainer).model
     for members, found in (
         (setup.optimizers, {"optimizer": unwrapped(trainer.optimizer)}),
         (setup.schedulers, {} if trainer.lr_scheduler is None else {"scheduler": trainer.lr_scheduler}),

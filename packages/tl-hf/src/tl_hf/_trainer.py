@@ -138,7 +138,7 @@ def _sorted_out(overrides: dict[str, Any], trainer_class: type[Trainer]) -> dict
         name
         for base in trainer_class.__mro__
         if "__init__" in vars(base) and base is not object
-        for name, parameter in inspect.signature(base.__init__).parameters.items()
+        for name, parameter in inspect.signature(vars(base)["__init__"]).parameters.items()
         if parameter.kind not in _VARIADIC and name not in _OWN_PARAMETERS
     }
     takes_any = trainer_class is not Trainer and _takes_any_keyword(trainer_class)
