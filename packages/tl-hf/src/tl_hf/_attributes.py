@@ -33,7 +33,7 @@ def push(trainer: Trainer, attributes: dict[str, Any]) -> None:
 
 def has_own_attributes(trainer: Trainer) -> bool:
     """Tell whether a Trainer is of the person's own class."""
-    return any(_is_own(cls) for cls in type(trainer).__mro__)
+    return any(is_own_class(cls) for cls in type(trainer).__mro__)
 
 
 def _own_names(trainer: Trainer) -> list[str]:
@@ -48,7 +48,7 @@ def _names_of_libraries(kind: type) -> frozenset[str]:
     functions = (
         function
         for cls in kind.__mro__
-        if not _is_own(cls)
+        if not is_own_class(cls)
         for function in vars(cls).values()
         if isinstance(function, types.FunctionType)
     )
@@ -64,6 +64,7 @@ def _stored(code: types.CodeType) -> Iterator[str]:
             yield from _stored(constant)
 
 
-def _is_own(cls: Any) -> bool:
+def is_own_class(cls: type) -> bool:
+    """Tell whether a class is the person's own."""
     module = sys.modules.get(cls.__module__)
     return module is not None and is_own_namespace(vars(module))

@@ -19,7 +19,7 @@ from tl_hf._made import check_make_trainer, first_trainer, made_by
 from tl_hf._own_code import own_code
 from tl_hf._quiet import without_progress_bars
 from tl_hf._resume_advice import advised, undecided
-from tl_hf._setup import empty_setup, fill, own_callbacks
+from tl_hf._setup import empty_setup, fill
 
 if TYPE_CHECKING:
     from tl_resume import ResumeReport
@@ -183,9 +183,7 @@ class _Runs:
                 f"steps must be at most the number of updates that make_trainer()'s Trainer makes, "
                 f"{trainer.state.max_steps}, got {self._steps}: raise max_steps or num_train_epochs"
             )
-        fill(setup, trainer, state={})
-        for name, callback in own_callbacks(trainer).items():
-            setattr(setup, name, callback)
+        fill(setup, trainer)
         if has_own_attributes(trainer):
             setup.trainer = {}  # type: ignore[attr-defined]
             pull(trainer, setup.trainer)  # type: ignore[attr-defined]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from transformers import Trainer
 
 from tl_core import TrainingSetup
-
-_LIBRARIES = ("transformers", "accelerate")
+from tl_hf._attributes import is_own_class
 
 
 def setup_of(trainer: Trainer) -> TrainingSetup:
-    """Return the setup of a Trainer whose training has begun; ``state`` holds the person's own callbacks."""
+    """Return the setup of a Trainer whose training has begun."""
     setup = empty_setup(trainer)
-    fill(setup, trainer, state=own_callbacks(trainer))
+    fill(setup, trainer)
     return setup
 
 
@@ -25,20 +23,21 @@ def empty_setup(trainer: Trainer) -> TrainingSetup:
     return TrainingSetup(model, {})
 
 
-def fill(setup: TrainingSetup, trainer: Trainer, *, state: Mapping[str, Any]) -> None:
+def fill(setup: TrainingSetup, trainer: Trainer) -> None:
     """Put what a Trainer trains into a setup, in place of what was there.
 
-    The optimizer is the one inside of accelerate's wrapper.
+    The optimizer is the one inside of accelerate's wrapper. The person's own callbacks are attributes of the setup.
     """
+    scheduler = trainer.lr_scheduler
     setup.model = empty_setup(trainer).model
-    for members, found in (
-        (setup.optimizers, {"optimizer": unwrapped(trainer.optimizer)}),
-        (setup.schedulers, {} if trainer.lr_scheduler is None else {"scheduler": trainer.lr_scheduler}),
-        (setup.state, state),
-    ):
-        members.clear()
-        members.update(found)
+    setup.optimizers.clear()
+    setup.optimizers["optimizer"] = unwrapped(trainer.optimizer)
+    setup.schedulers.clear()
+    setup.schedulers.update({} if scheduler is None else {"scheduler": scheduler})
     setup.scaler = trainer.accelerator.scaler
+    setup.driver = "transformers"
+    for name, callback in own_callbacks(trainer).items():
+        setattr(setup, name, callback)
 
 
 def unwrapped(optimizer: Any) -> Any:
@@ -49,8 +48,8 @@ def unwrapped(optimizer: Any) -> Any:
 
 
 def own_callbacks(trainer: Trainer) -> dict[str, Any]:
-    """Return the callbacks that are no library's, by the names of their classes."""
-    own = [c for c in trainer.callback_handler.callbacks if type(c).__module__.partition(".")[0] not in _LIBRARIES]
+    """Return the callbacks that are of the person's own classes, by the names of these."""
+    own = [callback for callback in trainer.callback_handler.callbacks if is_own_class(type(callback))]
     names = [type(callback).__name__ for callback in own]
     # several of one class are told apart by their order
     numbered = [
