@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from tl_core import Report
+from tl_core import Finding, Report
 
 R = TypeVar("R", bound=Report)
+
+# The functions that the check was given are this package's: the person knows what they call.
+_WORDS = (
+    (r"\bmake_setup\(\)", "make_fit()"),
+    (r"\bload\(\)", "fit(ckpt_path=...)"),
+    (r"\bsave\(\)", "save_checkpoint()"),
+    (r"\bsetup\.model\b", "module"),
+    (r"\bin the setup\b", "outside of the module's buffers"),
+)
 
 RESUME = {
     "rng-not-restored": "Lightning's checkpoints hold no random state: draw what a step draws from its number, with "
@@ -17,8 +27,8 @@ RESUME = {
     "data-position-not-restored": "give the loader an order that a new process finds again (a sampler with "
     "set_epoch(), which Lightning calls), and a position: torchdata's StatefulDataLoader has one, any other loader can "
     "only be resumed at the end of an epoch",
-    "state-not-restored": "give the callback state_dict() and load_state_dict(), which Lightning saves and restores; "
-    "in the module, register a buffer, or use on_save_checkpoint() and on_load_checkpoint()",
+    "attribute-not-restored": "in a callback, return it from state_dict() and set it again in load_state_dict(), which "
+    "Lightning calls; in the module, register a buffer, or use on_save_checkpoint() and on_load_checkpoint()",
 }
 
 # For automatic optimization.
@@ -38,3 +48,23 @@ def advised(report: R, fixes: Mapping[str, str]) -> R:
     """Return a report with fixes that can be made around a Trainer."""
     findings = tuple(replace(one, fix=fixes.get(one.rule, one.fix)) for one in report.findings)
     return replace(report, findings=findings)
+
+
+def in_words(report: R, callbacks: Iterable[str]) -> R:
+    """Return a report in the words of the person, who has written neither a setup nor a load().
+
+    Args:
+        report: the report.
+        callbacks: the names of the person's callbacks in the setup.
+    """
+    words = [*_WORDS, *((rf"\bsetup\.{re.escape(name)}(?!\w)", f"callback {name}") for name in callbacks)]
+
+    def told(text: str) -> str:
+        for pattern, word in words:
+            text = re.sub(pattern, word, text)
+        return text
+
+    def rewritten(finding: Finding) -> Finding:
+        return replace(finding, seen=told(finding.seen), cause=told(finding.cause), fix=told(finding.fix))
+
+    return replace(report, findings=tuple(map(rewritten, report.findings)), notes=tuple(map(rewritten, report.notes)))

@@ -25,10 +25,11 @@ class FedFit:
     Args:
         trainer: the Trainer.
         module: what it trains.
+        flavor: the package that both come from.
         length: batches in an epoch; None: no epoch ends.
     """
 
-    def __init__(self, trainer: Any, module: Any, length: int | None) -> None:
+    def __init__(self, trainer: Any, module: Any, flavor: Any, length: int | None) -> None:
         self.trainer = trainer
         self.feed = feed = Feed(ENDLESS if length is None else length)
         self._losses: list[Any] = []  # what training_step returned since the last batch
@@ -38,7 +39,10 @@ class FedFit:
             feed.pause = pause
             return {"on_train_batch_end": lambda trainer, _, outputs, *rest: losses.append(loss_of(outputs, trainer))}
 
-        self._loop = stepped_fit(trainer, module, hooks, train_dataloaders=feed)
+        arguments: dict[str, Any] = {"train_dataloaders": feed}
+        if type(module).val_dataloader is flavor.LightningModule.val_dataloader:
+            arguments["val_dataloaders"] = []  # without any, Lightning warns that validation_step is never called
+        self._loop = stepped_fit(trainer, module, hooks, **arguments)
         with noted("raised in Trainer.fit, before the first batch"):
             self._loop.advance()
         if self._loop.over:
@@ -107,7 +111,7 @@ class FedSetups:
             arguments["accumulate_grad_batches"] = self.accumulate
         with quiet(flavor):
             trainer = flavor.Trainer(**arguments)
-        fit = FedFit(trainer, module, self.epoch_length)
+        fit = FedFit(trainer, module, flavor, self.epoch_length)
         setup = setup_of(trainer)
         setup.state["trainer"] = TrainerState(trainer, fit.feed)
         self._fits[setup] = fit

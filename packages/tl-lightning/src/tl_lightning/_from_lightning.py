@@ -24,10 +24,10 @@ def from_lightning(
         trainer_kwargs: arguments of ``Trainer``, copied for each setup (callbacks too).
 
     Returns:
-        ``make_setup(device)`` and ``step(setup, batch)``. ``setup.model`` is the module; ``setup.state`` holds the
-        callbacks that are of the person's own classes, and as ``"trainer"`` what the Trainer's checkpoints hold beside
-        weights, optimizers and schedulers. ``step`` returns the loss that ``training_step`` returned, undivided; where
-        that returned none, a dict of what it logged.
+        ``make_setup(device)`` and ``step(setup, batch)``. ``setup.model`` is the module; callbacks of the person's
+        own classes are attributes of the setup, by the names of their classes; ``setup.state["trainer"]`` is what the
+        Trainer's checkpoints hold beside weights, optimizers and schedulers. ``step`` returns the loss that
+        ``training_step`` returned, undivided; where that returned none, a dict of what it logged.
 
     Raises:
         TypeError, ValueError: an argument is not what is allowed.

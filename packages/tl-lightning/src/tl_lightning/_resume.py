@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from tl_core import TrainingSetup, noted
-from tl_lightning._advice import RESUME, advised
+from tl_lightning._advice import RESUME, advised, in_words
 from tl_lightning._extras import needs
 from tl_lightning._fit import Hooks, loss_of, stepped_fit
 from tl_lightning._flavor import flavor_of
-from tl_lightning._setup import fill, setup_of
+from tl_lightning._setup import fill, own_callbacks, setup_of
 from tl_telemetry import SteppedLoop
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def check_lightning_resume_equivalent(
         )
     finally:
         fits.close()
-    return advised(report, RESUME)
+    return in_words(advised(report, RESUME), fits.callbacks)
 
 
 def assert_lightning_resume_equivalent(
@@ -116,10 +116,12 @@ class _Fits:
         self._make_fit = make_fit
         self._steps = steps
         self._saved_in_epoch = False  # whether a checkpoint was saved before the last batch of its epoch
+        self.callbacks: set[str] = set()  # names of the person's own
         self._running: WeakKeyDictionary[TrainingSetup, tuple[Any, SteppedLoop]] = WeakKeyDictionary()
 
     def make_setup(self) -> TrainingSetup:
         trainer, loop = self._begin(None)
+        self.callbacks |= own_callbacks(trainer).keys()
         setup = setup_of(trainer)
         self._running[setup] = (trainer, loop)
         return setup

@@ -28,13 +28,11 @@ def fill(setup: TrainingSetup, trainer: Any) -> None:
     setup.scaler = made.scaler
     # with manual optimization, the module steps its schedulers
     setup.driver = "Lightning" if trainer.lightning_module.automatic_optimization else ""
-    for held, now in (
-        (setup.optimizers, made.optimizers),
-        (setup.schedulers, made.schedulers),
-        (setup.state, own_callbacks(trainer)),
-    ):
+    for held, now in ((setup.optimizers, made.optimizers), (setup.schedulers, made.schedulers)):
         held.clear()
         held.update(now)
+    for name, callback in own_callbacks(trainer).items():
+        setattr(setup, name, callback)
 
 
 def own_callbacks(trainer: Any) -> dict[str, Any]:

@@ -95,9 +95,15 @@ def _is_number(difference: StateDifference) -> bool:
 
 
 def _decides(evidence: Evidence, difference: StateDifference) -> bool:
-    if difference.kind == "tensor" and evidence.holds_average(difference.piece):
+    if evidence.holds_average(difference.piece) and _holds_tensors(evidence, difference):
         return True
     return (difference.piece, difference.path) in evidence.decisions
+
+
+def _holds_tensors(evidence: Evidence, difference: StateDifference) -> bool:
+    """Tell whether what differs is a tensor, or held some when saved."""
+    below = len(difference.path)
+    return any(path[:below] == difference.path for path, _, _ in evidence.save.saved.tensors(difference.piece))
 
 
 def _finding(evidence: Evidence, piece: Piece, rule: str, differences: list[StateDifference]) -> Finding:
