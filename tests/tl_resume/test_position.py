@@ -55,6 +55,25 @@ def test_data_that_start_again():
     )
 
 
+def test_a_loader_in_the_place_of_another():
+    """What a loader gives that was made to resume (accelerate's skip_first_batches) is held against the other's."""
+
+    def made_anew(shift):
+        return {
+            step: [Drawn("DataLoader", str(one), one) for one in given]
+            for step, given in in_order(LATER, shift).items()
+        }
+
+    assert describe_position(WHOLE, ledger(made_anew(0)), 4) == Position("same", None, "")
+    assert describe_position(WHOLE, ledger(made_anew(-1)), 4) == Position(
+        "behind",
+        4,
+        "step 4 trained on the batch that step 3 had without interruption: the data are 1 step behind; "
+        "sample indices 12-15 were repeated, sample indices 28-31 dropped",
+        "setup.loader",
+    )
+
+
 def test_data_that_are_behind():
     """One batch comes twice."""
     assert describe_position(WHOLE, ledger(in_order(LATER, -1)), 4) == Position(

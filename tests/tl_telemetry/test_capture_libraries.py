@@ -62,6 +62,24 @@ def test_a_loader_is_looked_into_for_what_moves():
     assert (loader.sampler.epoch, loader.timeout) == (0, 3)
 
 
+class LoaderWithoutState(DataLoader):
+    """A loader with the method and without a state, as accelerate's are unless a StatefulDataLoader is inside."""
+
+    def state_dict(self) -> dict[str, object]:
+        return self.dl_state_dict
+
+
+def test_an_object_that_refuses_its_state_is_looked_into():
+    """A state_dict() that raises is no state: what moves inside of the object is captured all the same."""
+    setup = make(LoaderWithoutState(range(4), generator=torch.Generator().manual_seed(1)))
+    capture = capture_state(setup)
+    assert compare_captures(capture, capture_state(setup)) == []
+    torch.rand(1, generator=setup.held.generator)
+    assert len(compare_captures(capture, capture_state(setup))) == 1
+    put_back(capture, setup, [HELD])
+    assert compare_captures(capture, capture_state(setup)) == []
+
+
 def test_an_optimizer_elsewhere():
     """An optimizer in an attribute is captured by its state_dict, and loaded."""
 

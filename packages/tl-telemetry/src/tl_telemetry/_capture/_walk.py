@@ -81,7 +81,7 @@ class Walk:
         if isinstance(value, nn.Module):
             return self.module(value, path, depth)
         if isinstance(value, torch.optim.Optimizer):
-            return Stateful(type(value), self._state_dict(value, path, depth))
+            return Stateful(type(value), self._state(value.state_dict(), path, depth))
         if generator_kind(value) is not None:
             return capture_generator(value)
         if is_array(value):
@@ -154,14 +154,17 @@ class Walk:
     def _object(self, value: Any, path: str, depth: int) -> Node:
         if not is_looked_into(type(value)):
             if is_stateful(value):
-                return Stateful(type(value), self._state_dict(value, path, depth))
+                try:
+                    state = value.state_dict()
+                except (AttributeError, NotImplementedError):  # accelerate's loaders, which have a state only at times
+                    return self._library_object(value, path, depth)
+                return Stateful(type(value), self._state(state, path, depth))
             return self._library_object(value, path, depth)
         held = state_attributes(value)
         items = {name: self.node(attribute, f"{path}.{name}", depth + 1) for name, attribute in held.items()}
         return Container("object", type(value), items)
 
-    def _state_dict(self, value: Any, path: str, depth: int) -> Node:
-        state = value.state_dict()
+    def _state(self, state: Any, path: str, depth: int) -> Node:
         self.meet(state, path)
         return self._container(state, path, depth) if isinstance(state, dict) else self.node(state, path, depth + 1)
 
