@@ -1,4 +1,4 @@
-"""One-line bugs of the loop in ``digits_loop.py``, and the loop with one of them."""
+"""One-line bugs of the loop in ``digits_loop.py``, and a loop with one of its own in it."""
 
 from __future__ import annotations
 
@@ -197,12 +197,12 @@ BUGS = (
 )
 
 
-def with_bug(bug: Bug) -> ModuleType:
-    """Load the loop with the bug in it; all other lines keep their numbers."""
-    source = LOOP.read_text(encoding="utf-8")
+def with_bug(bug: Bug, path: Path = LOOP) -> ModuleType:
+    """Load a loop with the bug in it; all other lines keep their numbers where the bug has as many."""
+    source = path.read_text(encoding="utf-8")
     if source.count(f"\n{bug.old}\n") != 1:
-        raise ValueError(f"{LOOP.name} must hold the line of the bug {bug.title!r} exactly once: {bug.old!r}")
-    loop = ModuleType(LOOP.stem)
-    loop.__file__ = str(LOOP)
-    exec(compile(source.replace(f"\n{bug.old}\n", f"\n{bug.new}\n"), str(LOOP), "exec"), loop.__dict__)
+        raise ValueError(f"{path.name} must hold the line of the bug {bug.title!r} exactly once: {bug.old!r}")
+    loop = ModuleType(path.stem)
+    loop.__file__ = str(path)
+    exec(compile(source.replace(f"\n{bug.old}\n", f"\n{bug.new}\n"), str(path), "exec"), loop.__dict__)
     return loop
