@@ -12,6 +12,7 @@ from tl_core import TrainingSetup
 from tl_lightning._advice import ACCUMULATION, advised
 from tl_lightning._extras import needs
 from tl_lightning._fed import FedSetups
+from tl_lightning._own_code import running
 
 if TYPE_CHECKING:
     from tl_accum import AccumulationReport
@@ -81,6 +82,7 @@ def check_lightning_accumulation_equivalent(
         if epoch_length is not None:
             setups.epoch_length = epoch_length if k > 1 else -(-epoch_length // accumulation_steps)
 
+        @running(make_module)
         def step(setup: TrainingSetup, batch: Any) -> Any:
             trainer = setups.trainer_of(setup)
             if trainer.lightning_module.automatic_optimization:

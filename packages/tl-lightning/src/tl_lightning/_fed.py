@@ -40,7 +40,8 @@ class FedFit:
             return {"on_train_batch_end": lambda trainer, _, outputs, *rest: losses.append(loss_of(outputs, trainer))}
 
         arguments: dict[str, Any] = {"train_dataloaders": feed}
-        if type(module).val_dataloader is flavor.LightningModule.val_dataloader:
+        own, base = type(module), flavor.LightningModule
+        if own.validation_step is not base.validation_step and own.val_dataloader is base.val_dataloader:
             arguments["val_dataloaders"] = []  # without any, Lightning warns that validation_step is never called
         self._loop = stepped_fit(trainer, module, hooks, **arguments)
         with noted("raised in Trainer.fit, before the first batch"):

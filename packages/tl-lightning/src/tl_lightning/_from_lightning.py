@@ -7,6 +7,7 @@ from typing import Any
 
 from tl_core import TrainingSetup
 from tl_lightning._fed import FedSetups
+from tl_lightning._own_code import running
 
 
 def from_lightning(
@@ -37,4 +38,9 @@ def from_lightning(
         >>> run_training(make_setup, batches, step, steps=20).assert_healthy()
     """
     setups = FedSetups(make_module, epoch_length, trainer_kwargs)
-    return setups.make_setup, setups.step
+
+    @running(make_module)
+    def step(setup: TrainingSetup, batch: Any) -> Any:
+        return setups.step(setup, batch)
+
+    return setups.make_setup, step

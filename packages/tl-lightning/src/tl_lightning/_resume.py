@@ -12,6 +12,7 @@ from tl_lightning._advice import RESUME, advised, in_words
 from tl_lightning._extras import needs
 from tl_lightning._fit import Hooks, loss_of, stepped_fit
 from tl_lightning._flavor import flavor_of
+from tl_lightning._own_code import running
 from tl_lightning._setup import fill, own_callbacks, setup_of
 from tl_telemetry import SteppedLoop
 
@@ -58,11 +59,16 @@ def check_lightning_resume_equivalent(
     from tl_resume import check_resume_equivalent
 
     fits = _Fits(make_fit, steps)
+
+    @running(make_fit)
+    def step(setup: TrainingSetup, index: int) -> Any:
+        return fits.step(setup, index)
+
     try:
         report = check_resume_equivalent(
             fits.make_setup,
             lambda index: index,  # the Trainer has its own loader
-            fits.step,
+            step,
             steps=steps,
             resume_at=resume_at,
             save=fits.save,
