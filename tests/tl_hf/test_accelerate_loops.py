@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from tl_core import TrainingSetup
 from tl_telemetry import TrainingRun, observe
 
-
 MISSING = """\
 [missing-zero-grad] the gradients that 'optimizer' stepped with still held those of its earlier updates (11 of 12 \
 updates, steps 1-11): at step 11 a norm of 41 was left over when backward() added to it, and the sum had a norm of 45.8
