@@ -11,7 +11,7 @@ from tl_core import TrainingSetup, parameter_names
 from tl_resume._iterators import made_iterators
 
 _WRAPPER_COMPONENTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
-_OWN_ATTRIBUTES = frozenset({"model", "optimizers", "schedulers", "scaler", "state", "step_index"})
+_OWN_ATTRIBUTES = frozenset({"model", "optimizers", "schedulers", "scaler", "state", "step_index", "driver"})
 
 
 def clean_keys(module: nn.Module, keys: Iterator[str] | list[str]) -> dict[str, str]:
