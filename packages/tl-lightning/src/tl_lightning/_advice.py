@@ -44,10 +44,29 @@ ACCUMULATION = {
 }
 
 
-def advised(report: R, fixes: Mapping[str, str]) -> R:
-    """Return a report with fixes that can be made around a Trainer."""
-    findings = tuple(replace(one, fix=fixes.get(one.rule, one.fix)) for one in report.findings)
-    return replace(report, findings=findings)
+def advised(report: R, fixes: Mapping[str, str], skipped_steps: Iterable[str] = ()) -> R:
+    """Return a report with fixes that can be made around a Trainer.
+
+    Args:
+        report: the report.
+        fixes: by rule, what to change.
+        skipped_steps: the schedulers whose step, due after the checkpoint, the resumed fit did not make.
+    """
+    findings = [replace(one, fix=fixes.get(one.rule, one.fix)) for one in report.findings]
+    if names := ", ".join(map(repr, sorted(skipped_steps))):
+        findings = [
+            replace(
+                one,
+                cause=f"Lightning saves at the end of an epoch before it steps {names} (ReduceLROnPlateau), and a "
+                "resumed fit does not make up for that step",
+                fix="step it in on_train_epoch_end() or on_validation_epoch_end() of the module, which come before the "
+                "checkpoint, instead of returning it from configure_optimizers()",
+            )
+            if one.rule == "resume-diverges"
+            else one
+            for one in findings
+        ]
+    return replace(report, findings=tuple(findings))
 
 
 def in_words(report: R, callbacks: Iterable[str]) -> R:

@@ -1,0 +1,179 @@
+"""The fits that a resume check runs: from the beginning, and from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from tl_core import TrainingSetup, noted, preserve_rng, seed_everything
+from tl_lightning._fit import Hooks, loss_of, stepped_fit
+from tl_lightning._flavor import flavor_of
+from tl_lightning._setup import fill, own_callbacks, setup_of
+from tl_telemetry import SteppedLoop
+
+FORMS = "(trainer, module), (trainer, module, train_dataloaders or datamodule) or (..., ..., ..., val_dataloaders)"
+
+
+class Fits:
+    """The fits of one check, each by the setup that it trains.
+
+    Args:
+        make_fit: builds Trainer, module and data.
+        steps: how many batches an uninterrupted fit trains on.
+
+    Attributes:
+        callbacks: the names of the person's callbacks.
+        skipped_steps: the names of schedulers whose step, due after the checkpoint, no resumed fit makes up for.
+    """
+
+    def __init__(self, make_fit: Callable[[], tuple[Any, ...]], steps: int) -> None:
+        if not callable(make_fit):
+            raise TypeError(f"make_fit must be a function that returns {FORMS}, got a {type(make_fit).__name__}")
+        self._make_fit = make_fit
+        self._steps = steps
+        self._saved_in_epoch = False  # whether a checkpoint was saved before the last batch of its epoch
+        self._at_save: dict[str, int] = {}  # how often each plateau scheduler had stepped
+        self._due: set[str] = set()  # those that stepped between the checkpoint and the next batch
+        self.callbacks: set[str] = set()
+        self.skipped_steps: set[str] = set()
+        self._running: WeakKeyDictionary[TrainingSetup, tuple[Any, SteppedLoop]] = WeakKeyDictionary()
+
+    def device(self, seed: int) -> Any:
+        """Return the device that the Trainers train on."""
+        with preserve_rng():
+            seed_everything(seed)
+            trainer, _, _ = _arguments(self._make_fit())
+            return trainer.strategy.root_device
+
+    def make_setup(self) -> TrainingSetup:
+        trainer, loop = self._begin(None)
+        self.callbacks |= own_callbacks(trainer).keys()
+        setup = setup_of(trainer)
+        self._running[setup] = (trainer, loop)
+        return setup
+
+    def step(self, setup: TrainingSetup, index: int) -> Any:
+        trainer, loop = self._running[setup]
+        loss = None if loop.over else loop.advance()
+        if loop.over:
+            raise ValueError(
+                f"Trainer.fit ended after {index} batches (max_steps={trainer.max_steps}, max_epochs="
+                f"{trainer.max_epochs}), and steps={self._steps} needs {self._steps}"
+            )
+        result = dict(trainer.callback_metrics) if loss is None else loss
+        if isinstance(result, dict) and not result:
+            raise TypeError("training_step returned no loss and logged nothing: return the loss, or log it by self.log")
+        return result
+
+    def save(self, setup: TrainingSetup, path: Path) -> None:
+        trainer, _ = self._running[setup]
+        self._saved_in_epoch = not trainer.is_last_batch
+        self._at_save = _plateau_steps(trainer)
+        trainer.save_checkpoint(path)
+
+    def load(self, setup: TrainingSetup, path: Path) -> None:
+        self._running.pop(setup)[1].close()
+        trainer, loop = self._begin(path)
+        fill(setup, trainer)
+        self._running[setup] = (trainer, loop)
+
+    def close(self) -> None:
+        for _, loop in list(self._running.values()):
+            loop.close()
+
+    def _begin(self, checkpoint: Path | None) -> tuple[Any, SteppedLoop]:
+        """Begin a fit, and stop it before its first batch, with everything restored."""
+        trainer, module, arguments = _arguments(self._make_fit())
+        if checkpoint is not None:
+            arguments["ckpt_path"] = checkpoint
+        # where the run that saved stood: within an epoch, its loader's iterator was there and had drawn its seed
+        within = checkpoint is not None and self._saved_in_epoch
+        loop = stepped_fit(
+            trainer, module, lambda pause: _hooks(pause, trainer, within, self._first_batch(checkpoint)), **arguments
+        )
+        with noted("raised in Trainer.fit, before the first batch"):
+            loop.advance()
+        if loop.over:
+            raise ValueError("Trainer.fit ended before the first batch: look at the Trainer's limits and the loader")
+        return trainer, loop
+
+    def _first_batch(self, checkpoint: Path | None) -> Callable[[Any], None]:
+        """Return what looks, at the first batch after the checkpoint, which schedulers have stepped since."""
+        looked = False
+
+        def look(trainer: Any) -> None:
+            nonlocal looked
+            if looked or not self._at_save:
+                return
+            looked = True
+            moved = {name for name, count in _plateau_steps(trainer).items() if count != self._at_save.get(name)}
+            if checkpoint is None:
+                self._due = moved
+            else:
+                self.skipped_steps |= self._due - moved
+
+        return look
+
+
+def _plateau_steps(trainer: Any) -> dict[str, int]:
+    """Return how often each ``ReduceLROnPlateau`` stepped: Lightning steps these after it has saved."""
+    setup = setup_of(trainer)
+    plateau = [config.scheduler for config in trainer.lr_scheduler_configs if config.reduce_on_plateau]
+    return {
+        name: scheduler.last_epoch
+        for name, scheduler in setup.schedulers.items()
+        if any(scheduler is one for one in plateau)
+    }
+
+
+def _hooks(pause: Callable[..., Any], trainer: Any, within: bool, look: Callable[[Any], None]) -> Hooks:
+    """Pause before the first batch (``within`` an epoch, with the loader's iterator made), and after each batch."""
+    losses: list[Any] = []
+
+    def batch_begins(trainer: Any, *rest: Any) -> None:
+        losses.clear()
+        look(trainer)
+
+    def batch_ended(trainer: Any, module: Any, outputs: Any, *rest: Any) -> None:
+        losses.append(loss_of(outputs, trainer))
+        if not trainer.is_last_batch:
+            pause(losses[0])
+
+    def epoch_ended(trainer: Any, module: Any) -> None:
+        if trainer.is_last_batch and losses:
+            pause(losses[0])
+
+    hooks: Hooks = {
+        "on_train_batch_start": batch_begins,
+        "on_train_batch_end": batch_ended,
+        "on_train_epoch_end": epoch_ended,
+    }
+    if within:
+        return {**hooks, "on_train_start": lambda *given: pause()}
+    loop = trainer.fit_loop
+    set_up = loop.setup_data
+
+    def setup_data() -> None:
+        del loop.setup_data  # this once: no hook comes between the restored state and the loader's iterator
+        pause()
+        set_up()
+
+    loop.setup_data = setup_data
+    return hooks
+
+
+def _arguments(made: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Read what ``make_fit`` returned: the Trainer, the module, and the further arguments of ``fit``."""
+    if not isinstance(made, tuple) or not 2 <= len(made) <= 4:
+        got = f"{len(made)} elements" if isinstance(made, tuple) else f"a {type(made).__name__}"
+        raise TypeError(f"make_fit() must return {FORMS}, got {got}")
+    trainer, module = made[:2]
+    flavor = flavor_of(trainer, "the first that make_fit() returns", "Trainer")
+    if flavor is not flavor_of(module, "the second that make_fit() returns", "LightningModule"):
+        raise TypeError("make_fit() returned a Trainer and a module of two packages: lightning and pytorch_lightning")
+    names = (
+        "datamodule" if len(made) > 2 and isinstance(made[2], flavor.LightningDataModule) else "train_dataloaders",
+    )
+    return trainer, module, dict(zip((*names, "val_dataloaders"), made[2:], strict=False))
