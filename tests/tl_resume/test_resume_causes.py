@@ -344,3 +344,57 @@ def test_a_stateful_loader_that_is_not_restored_is_a_lost_position() -> None:
         "after loading, the resumed run is the uninterrupted one"
     )
     assert first(step, make, data=torch.zeros(1), save=save_both, load=load_both) == ""
+
+
+class Average:
+    """An average of the weights that begins with the first update."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, torch.Tensor] | None = None
+
+    def update(self, model: nn.Module) -> None:
+        now = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        held = now if self.weights is None else self.weights
+        self.weights = {name: 0.9 * held[name] + 0.1 * value for name, value in now.items()}
+
+
+def test_an_average_of_all_weights_that_does_not_exist_yet_is_lost() -> None:
+    """A dict of averages that a fresh setup begins without is a finding, although no loss depends on it."""
+
+    def step(setup: Any, batch: torch.Tensor) -> torch.Tensor:
+        loss = train(setup, batch)
+        setup.average.update(setup.model)
+        return loss
+
+    def save_both(setup: Any, path: Path) -> None:
+        torch.save({"model": setup.model.state_dict(), "average": setup.average.weights}, path)
+
+    def load_both(setup: Any, path: Path) -> None:
+        state = torch.load(path)
+        setup.model.load_state_dict(state["model"])
+        setup.average.weights = state["average"]
+
+    def make() -> TrainingSetup:
+        return make_setup(average=Average())
+
+    assert first(step, make) == (
+        "[attribute-not-restored] setup.average.weights a dict of 2 items when saved, None after loading; still "
+        "different at the end of the run\n"
+        "  cause: training changes it, and the checkpoint does not carry it; there was no effect on the losses yet\n"
+        "  fix: save setup.average.weights in the checkpoint and set it again in load()"
+    )
+    assert first(step, make, save=save_both, load=load_both) == ""
+
+
+def test_an_average_of_some_weights_is_left_to_the_person() -> None:
+    """What holds a tensor for one weight only, for a plot perhaps, is a note."""
+
+    def step(setup: Any, batch: torch.Tensor) -> torch.Tensor:
+        loss = train(setup, batch)
+        now = setup.model.bias.detach().clone()
+        setup.shown = {"bias": now if setup.shown is None else 0.9 * setup.shown["bias"] + 0.1 * now}
+        return loss
+
+    report = check_resume_equivalent(lambda: make_setup(shown=None), X, step, save=save, load=load, resume_at=4)
+    assert report.ok
+    assert [note.rule for note in report.notes] == ["unsaved-attribute"]
