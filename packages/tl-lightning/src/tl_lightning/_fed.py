@@ -110,7 +110,7 @@ class FedSetups:
             arguments["max_epochs"] = -1
         if self.accumulate is not None and module.automatic_optimization:
             arguments["accumulate_grad_batches"] = self.accumulate
-        with quiet(flavor):
+        with quiet():
             trainer = flavor.Trainer(**arguments)
         fit = FedFit(trainer, module, flavor, self.epoch_length)
         setup = setup_of(trainer)

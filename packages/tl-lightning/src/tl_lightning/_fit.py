@@ -38,10 +38,21 @@ def stepped_fit(
         trainer.callbacks.append(callback_of(flavor, make_hooks(pause)))
         # between two pauses, a signal is the caller's: Lightning's handler would only note a SIGTERM for its next step
         trainer._signal_connector.register_signal_handlers = lambda: None
-        with quiet(flavor):
-            trainer.fit(module, **arguments)
+        trainer.fit(module, **arguments)
 
-    return SteppedLoop(fit)
+    return _QuietLoop(fit)
+
+
+class _QuietLoop(SteppedLoop):
+    """A loop whose Trainer announces nothing; between two pauses, the loggers are the caller's."""
+
+    def advance(self, answer: Any = None) -> Any:
+        with quiet():
+            return super().advance(answer)
+
+    def close(self) -> None:
+        with quiet():
+            super().close()
 
 
 def loss_of(outputs: Any, trainer: Any) -> Any:

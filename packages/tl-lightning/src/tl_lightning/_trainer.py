@@ -50,10 +50,10 @@ def make_lightning_trainer(*, device: str | torch.device = "cpu", **trainer_kwar
             return make_lightning_trainer(**{"device": device, **trainer_kwargs, **others})
 
         def fit(self, *given: Any, **named: Any) -> None:
-            with quiet(flavor):
+            with quiet():
                 super().fit(*given, **named)
 
-    with quiet(flavor):
+    with quiet():
         return TestTrainer(**{**trainer_arguments(device), **few, **trainer_kwargs})
 
 
