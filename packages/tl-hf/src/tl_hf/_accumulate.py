@@ -13,7 +13,7 @@ from tl_core import TrainingSetup
 from tl_hf._accumulation_advice import advised
 from tl_hf._feed import Feed
 from tl_hf._fit import Fit
-from tl_hf._made import check_make_trainer, first_trainer, made_by
+from tl_hf._made import Maker, check_make_trainer
 from tl_hf._own_code import own_code
 from tl_hf._setup import setup_of
 
@@ -76,12 +76,13 @@ def check_hf_accumulation_equivalent(
     except ImportError as error:
         raise ImportError('the accumulation check needs the package tl-accum: pip install "tl-hf[accum]"') from error
     check_make_trainer(make_trainer, "k")
-    trainer = first_trainer(make_trainer, 1, seed=seed)
+    maker = Maker(make_trainer)
+    trainer = maker.first(1, seed=seed)
     if data is None:
         data = trainer.get_train_dataloader()
     if epoch_length is None:
         epoch_length = _incomplete_epoch(data, accumulation_steps)
-    runs = _Runs(make_trainer, accumulation_steps, cycles, epoch_length)
+    runs = _Runs(maker, accumulation_steps, cycles, epoch_length)
     make_setup, make_step = runs.functions(trainer)
     try:
         report = check_accumulation_equivalent(
@@ -174,10 +175,8 @@ def _incomplete_epoch(data: Any, accumulation_steps: Any) -> int | None:
 class _Runs:
     """The trainings of one check, of which one runs at a time."""
 
-    def __init__(
-        self, make_trainer: Callable[[int], Trainer], accumulation_steps: int, cycles: int, epoch_length: int | None
-    ) -> None:
-        self._make_trainer = make_trainer
+    def __init__(self, maker: Maker, accumulation_steps: int, cycles: int, epoch_length: int | None) -> None:
+        self._maker = maker
         self._accumulation_steps = accumulation_steps
         self._cycles = cycles
         self._epoch_length = epoch_length
@@ -217,7 +216,7 @@ class _Runs:
     def _begin(self) -> TrainingSetup:
         self.close()
         k = self._next
-        trainer = made_by(self._make_trainer, k)
+        trainer = self._maker.make(k)
         got = trainer.args.gradient_accumulation_steps
         if got != k:
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 from transformers import Trainer
 
@@ -34,22 +35,39 @@ def check_make_trainer(make_trainer: Any, *parameters: str) -> None:
 _LAMBDA = "make_trainer=lambda: Trainer(model=Model(), ...), with a new model in every call"
 
 
-def made_by(make_trainer: Callable[..., Trainer], *arguments: Any) -> Trainer:
-    """Return what ``make_trainer(*arguments)`` returns.
+class Maker:
+    """Makes the Trainers of one check.
 
-    Raises:
-        TypeError: it is no Trainer.
+    Args:
+        make_trainer: the person's.
     """
-    shown = f"make_trainer({', '.join(map(str, arguments))})"
-    with noted(f"raised in {shown}"):
-        trainer = make_trainer(*arguments)
-    if not isinstance(trainer, Trainer):
-        raise TypeError(f"{shown} must return a transformers.Trainer, got a {type(trainer).__name__}")
-    return trainer
 
+    def __init__(self, make_trainer: Callable[..., Trainer]) -> None:
+        self._make_trainer = make_trainer
+        self._models: WeakSet[Any] = WeakSet()
 
-def first_trainer(make_trainer: Callable[..., Trainer], *arguments: Any, seed: int) -> Trainer:
-    """Return a Trainer to look at, made as those of the check are; the generators are put back."""
-    with preserve_rng():
-        seed_everything(seed)
-        return made_by(make_trainer, *arguments)
+    def first(self, *arguments: Any, seed: int) -> Trainer:
+        """Return a Trainer to look at, made as the others are; the generators are put back."""
+        with preserve_rng():
+            seed_everything(seed)
+            return self.make(*arguments)
+
+    def make(self, *arguments: Any) -> Trainer:
+        """Return what ``make_trainer(*arguments)`` returns.
+
+        Raises:
+            TypeError: it is no Trainer.
+            ValueError: its model is that of an earlier one.
+        """
+        shown = f"make_trainer({', '.join(map(str, arguments))})"
+        with noted(f"raised in {shown}"):
+            trainer = self._make_trainer(*arguments)
+        if not isinstance(trainer, Trainer):
+            raise TypeError(f"{shown} must return a transformers.Trainer, got a {type(trainer).__name__}")
+        if trainer.model in self._models:
+            raise ValueError(
+                f"{shown} returned a Trainer with the model of an earlier call: every training needs a fresh one, so "
+                "build model and Trainer inside of make_trainer"
+            )
+        self._models.add(trainer.model)
+        return trainer

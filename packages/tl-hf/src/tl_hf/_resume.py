@@ -15,7 +15,7 @@ from tl_core import TrainingSetup
 from tl_hf._attributes import has_own_attributes, pull, push
 from tl_hf._batches import RepeatedBatches
 from tl_hf._fit import Fit
-from tl_hf._made import check_make_trainer, first_trainer, made_by
+from tl_hf._made import Maker, check_make_trainer
 from tl_hf._own_code import own_code
 from tl_hf._quiet import without_progress_bars
 from tl_hf._resume_advice import advised, undecided
@@ -66,10 +66,11 @@ def check_hf_resume_equivalent(
     except ImportError as error:
         raise ImportError('the resume check needs the package tl-resume: pip install "tl-hf[resume]"') from error
     check_make_trainer(make_trainer)
-    trainer = first_trainer(make_trainer, seed=seed)
+    maker = Maker(make_trainer)
+    trainer = maker.first(seed=seed)
 
     def check(batches: RepeatedBatches | None = None) -> ResumeReport:
-        runs = _Runs(make_trainer, steps, batches)
+        runs = _Runs(maker, steps, batches)
         make_setup, step, save, load = runs.functions(trainer)
         try:
             return check_resume_equivalent(
@@ -140,8 +141,8 @@ def assert_hf_resume_equivalent(
 class _Runs:
     """The trainings of one check, of which one runs at a time."""
 
-    def __init__(self, make_trainer: Callable[[], Trainer], steps: int, batches: RepeatedBatches | None) -> None:
-        self._make_trainer = make_trainer
+    def __init__(self, maker: Maker, steps: int, batches: RepeatedBatches | None) -> None:
+        self._maker = maker
         self._steps = steps
         self._batches = batches
         self._fits: WeakKeyDictionary[TrainingSetup, Fit] = WeakKeyDictionary()
@@ -174,7 +175,7 @@ class _Runs:
     def _begin(self, setup: TrainingSetup, checkpoint: str | None) -> TrainingSetup:
         """Begin a training in place of the one that runs, and put what it trains into the setup."""
         self.close()
-        trainer = made_by(self._make_trainer)
+        trainer = self._maker.make()
         if self._batches is not None:
             self._batches.feed(trainer)
         fit = self._running = Fit(trainer, checkpoint=checkpoint)
