@@ -61,5 +61,6 @@ class Call:
     site: str  # the line of that call, with a GradScaler
     seen: Seen | None = None
     evaluations: int = 0  # of closures, over its life, when the call began
+    backwards: int = 0  # how many backward passes there had been when the call began
     copied: Copied | None = None
     grads: Gradients | None = None  # copies, where a log asks for them

@@ -112,6 +112,7 @@ class OptimizerStep:
     lost: tuple[int, ...]  # parameters whose fresh gradient was cleared or edited after its backward pass
     closure: bool
     evaluations: int  # how often its closure was evaluated, where the optimizer counts that (LBFGS); else 0
+    backwards: int  # how many backward passes ran inside of the call, in its closure
     scaler: str | None  # the GradScaler whose step() called it; None: the person called it
     site: str  # with a GradScaler: the line that called it, or its scaler's step(); else ""
 

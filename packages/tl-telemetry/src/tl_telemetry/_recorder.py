@@ -267,6 +267,7 @@ class Recorder:
         self._forget_raised()
         inside = any(c.records and not c.stepper.index_set.isdisjoint(stepper.indices) for c in self._stepping)
         call = Call(stepper, calling_frame(), not inside, *self.scaling.caller())
+        call.backwards = self.num_backwards
         if closure:
             call.evaluations = stepper.num_evaluations()
         self._stepping.append(call)
@@ -300,13 +301,17 @@ class Recorder:
         del self._stepping[self._stepping.index(call) :]
         stepper = call.stepper
         if call.records:
+            backwards = self.num_backwards - call.backwards
             if closure:
-                self.gradients.accept(stepper.indices)
+                if backwards > 1:
+                    self.gradients.accept(stepper.indices)
+                else:  # as in a plain step, what happened to the gradients since then is the loop's doing
+                    self._look_around()
                 call.seen = self._reader.see(stepper)
             if call.seen is not None:
                 if self._log is not None and call.grads is None:
                     call.grads = self._log.copy(self.gradients)
-                self._events.append(self._reader.event(call, call.seen, closure))
+                self._events.append(self._reader.event(call, call.seen, closure, backwards))
                 self._log_act(call.grads or {}, is_step=True)
                 self.gradients.use(stepper.indices, self.num_backwards)
                 self._updated = self._updated or not self.steppers.is_stranger(stepper)

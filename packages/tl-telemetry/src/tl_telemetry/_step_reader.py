@@ -45,7 +45,7 @@ class StepReader:
         """Return the parameters that are no lazy ones."""
         return self._gradients.shared(i for i in indices if not is_lazy(self._gradients.tensors[i]))
 
-    def event(self, call: Call, seen: Seen, closure: bool) -> OptimizerStep:
+    def event(self, call: Call, seen: Seen, closure: bool, backwards: int) -> OptimizerStep:
         """Return the event of a step that has ended."""
         stepper = call.stepper
         updates = unchanged = None
@@ -74,6 +74,7 @@ class StepReader:
             lost=seen.lost,
             closure=closure,
             evaluations=stepper.num_evaluations() - call.evaluations if closure else 0,
+            backwards=backwards,
             scaler=call.scaler,
             site=call.site,
         )

@@ -274,7 +274,8 @@ def _used_up(event: OptimizerStep) -> list[tuple[int, ...]]:
 def _previous_user(run: Evidence, event: OptimizerStep) -> str | None:
     """Return which optimizer had used this step's gradients, if all of them that are not 0 were used before."""
     used = {i for portion in _used_up(event) for i in portion}
-    if event.closure or not used or run.norm_at(event, used) == 0.0:
+    # of several evaluations of a closure, the last one's gradients may be used ones (a line search)
+    if event.backwards > 1 or not used or run.norm_at(event, used) == 0.0:
         return None
     fresh = set(event.graded) - used
     if fresh and total([n for i, n in zip(event.graded, event.norms.values(), strict=True) if i in fresh]) > 0.0:
