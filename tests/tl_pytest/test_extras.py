@@ -95,3 +95,10 @@ def test_other_failing_imports_pass_on():
     with pytest.raises(ModuleNotFoundError) as caught, needed("hf", "it"):
         raise error
     assert caught.value is error
+
+
+@pytest.mark.parametrize("fixture", ["lightning_trainer", "hf_trainer"])
+def test_trainers_are_made_on_each_device(run_tests, fixture):
+    """Where --tl-device names several devices, a test that asks for a Trainer runs once on each."""
+    result = run_tests(f"def test_it({fixture}):\n    pass\n", "--collect-only", "-q", "--tl-device=cpu,cuda")
+    result.stdout.fnmatch_lines(["test_inner.py::test_it[[]cpu[]]", "test_inner.py::test_it[[]cuda[]]"])

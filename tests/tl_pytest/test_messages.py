@@ -126,6 +126,35 @@ def test_an_error_of_torch_in_the_persons_code_keeps_torchs_frames(run_tests, lo
     assert not [line for line in lines if "tl_telemetry/" in line or "tl_pytest/" in line]
 
 
+def test_what_calls_the_persons_code_for_a_check_is_cut(run_tests, loop):
+    """Where a check calls the person's code by way of a library, neither's frames stand before the line that raised."""
+    source = (
+        loop
+        + """
+class Loss(torch.nn.Module):
+    def forward(self, model, batch):
+        raise RuntimeError("out of luck")
+
+def test_it(training_runner):
+    training_runner.run(make_setup, make_batch(), loss_fn=Loss())
+"""
+    )
+    lines = failure(run_tests(source))
+    assert [line for line in lines if line.startswith(">")] == [
+        ">       training_runner.run(make_setup, make_batch(), loss_fn=Loss())",
+        '>       raise RuntimeError("out of luck")',
+    ]
+    assert any("torch/nn/modules/module.py" in line for line in run_tests(source, "--full-trace").outlines)
+
+
+def test_an_error_of_a_library_that_a_check_calls_is_shown_whole(run_tests, loop):
+    """Where no line of the person's is below the checks, theirs are shown: they may be what is wrong."""
+    call = "training_runner.run(make_setup, make_batch(), loss_fn=torch.nn.functional.mse_loss)"
+    result = run_tests(f"{loop}\ndef test_it(training_runner):\n    {call}\n")
+    result.assert_outcomes(failed=1)
+    assert any("tl_core/_step.py" in line for line in failure(result))
+
+
 def test_a_defect_of_the_checks_keeps_its_frames(run_tests, loop):
     """An exception that is neither a verdict nor about an argument may be a defect: nothing is cut."""
     source = (
