@@ -8,26 +8,36 @@ from typing import TYPE_CHECKING
 from transformers import Trainer
 
 from tl_core import Finding
+from tl_hf._words import in_words
 
 if TYPE_CHECKING:
     from tl_accum import AccumulationReport
 
-_COUNTED = "divide the sum of the losses by num_items_in_batch, which compute_loss() is given: the items of the group"
+# By rule, what a Trainer does by itself: the remedies for a loop of one's own do not fit.
+_FIXES = {
+    "scheduler-steps": "leave the call of its step() out of your code: the Trainer makes it after each update",
+    "zeroed-per-micro-batch": "leave the call of zero_grad() out of your code: the Trainer makes it after each update",
+    "state-per-micro-batch": "update it in on_step_end(), which is called once an update, and not in on_substep_end()",
+}
 
 
 def advised(report: AccumulationReport, trainer: Trainer) -> AccumulationReport:
-    """Return the report with what a Trainer does about the scale of a loss."""
-    return replace(report, findings=tuple(_advised(finding, trainer) for finding in report.findings))
+    """Return the report in the words and with the remedies of a Trainer."""
+    return replace(
+        report,
+        findings=tuple(_advised(in_words(finding, trainer), trainer) for finding in report.findings),
+        notes=tuple(in_words(note, trainer) for note in report.notes),
+    )
 
 
 def _advised(finding: Finding, trainer: Trainer) -> Finding:
     if finding.rule == "loss-not-divided":
         return replace(finding, cause=f"{finding.cause}{_who_divides(trainer)}", fix=_divide(trainer))
     if finding.rule == "mean-of-means":
-        return replace(finding, cause=f"{finding.cause}{_who_divides(trainer)}", fix=_COUNTED)
+        return replace(finding, cause=f"{finding.cause}{_who_divides(trainer)}", fix=_count(trainer))
     if finding.rule == "loss-divided-twice":
         return replace(finding, fix=_once(trainer))
-    return finding
+    return replace(finding, fix=_FIXES.get(finding.rule, finding.fix))
 
 
 def _is_left_to_the_loss(trainer: Trainer) -> bool:
@@ -52,6 +62,14 @@ def _who_divides(trainer: Trainer) -> str:
     )
 
 
+def _count(trainer: Trainer) -> str:
+    where = "compute_loss_func" if trainer.compute_loss_func is not None else "compute_loss()"
+    return (
+        f"divide the sum of the losses by num_items_in_batch, the number of items in the whole group, which {where} is "
+        "given"
+    )
+
+
 def _divide(trainer: Trainer) -> str:
     if not _is_left_to_the_loss(trainer):
         return (
@@ -59,8 +77,10 @@ def _divide(trainer: Trainer) -> str:
             "Trainer's own training_step() does"
         )
     if hasattr(trainer, "loss_is_scaled_for_ga"):
-        return f"{_COUNTED}; or set loss_is_scaled_for_ga = False in the Trainer's class for a loss that is a mean"
-    return f"{_COUNTED}; or set trainer.model_accepts_loss_kwargs = False for a loss that is a mean"
+        return (
+            f"{_count(trainer)}; or set loss_is_scaled_for_ga = False in the Trainer's class for a loss that is a mean"
+        )
+    return f"{_count(trainer)}; or set trainer.model_accepts_loss_kwargs = False for a loss that is a mean"
 
 
 def _once(trainer: Trainer) -> str:

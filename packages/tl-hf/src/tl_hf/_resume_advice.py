@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,19 +11,11 @@ from transformers.trainer_callback import ExportableState
 from tl_core import Finding
 from tl_hf._batches import RepeatedBatches
 from tl_hf._setup import own_callbacks
+from tl_hf._words import in_words
 
 if TYPE_CHECKING:
     from tl_resume import ResumeReport
 
-# The functions that the check was given are this package's: the person knows what they call.
-_WORDS = (
-    (r"\bmake_setup\(\)", "make_trainer()"),
-    (r"\bload\(\)", "trainer.train(resume_from_checkpoint=...)"),
-    (r"\bsave\(\) before step (\d+)", r"writing the checkpoint before step \1"),
-    (r"\bsave\(\)", "writing the checkpoint"),
-    (r"\bsetup\.trainer\.", "trainer."),
-    (r"\bsetup\.trainer\b", "the Trainer's own attributes"),
-)
 _NOT_SAVED = frozenset(
     {"optimizer-state-not-restored", "param-groups-not-restored", "scheduler-not-restored", "rng-not-restored"}
 )
@@ -52,7 +42,7 @@ def advised(report: ResumeReport, trainer: Trainer, same: RepeatedBatches | None
 
 
 def _advised(finding: Finding, trainer: Trainer, same: RepeatedBatches | None) -> Finding:
-    told = _in_words(finding, trainer)
+    told = in_words(finding, trainer)
     args = trainer.args
     if finding.rule == "resume-diverges" and same is not None:
         return _batches_differ(finding, trainer, same)
@@ -85,7 +75,7 @@ _KEEP = (
 
 
 def _advised_note(note: Finding, trainer: Trainer) -> Finding:
-    told = _in_words(note, trainer)
+    told = in_words(note, trainer)
     if note.rule != "unsaved-attribute":
         return told
     if (name := _callback(note, trainer)) is not None:
@@ -146,19 +136,3 @@ def _batches_differ(finding: Finding, trainer: Trainer, same: RepeatedBatches) -
         "the model, whose random numbers are restored",
         evidence={"is_cause": True},
     )
-
-
-def _in_words(finding: Finding, trainer: Trainer) -> Finding:
-    """Return a finding in the words of the person, who has written neither a setup nor a load()."""
-    words = [*_WORDS, *_of_callbacks(own_callbacks(trainer))]
-
-    def told(text: str) -> str:
-        for pattern, word in words:
-            text = re.sub(pattern, word, text)
-        return text
-
-    return replace(finding, seen=told(finding.seen), cause=told(finding.cause), fix=told(finding.fix))
-
-
-def _of_callbacks(names: Iterable[str]) -> list[tuple[str, str]]:
-    return [(rf"\bsetup\.{re.escape(name)}(?=\W|$)", f"callback {name}") for name in names]
