@@ -3,6 +3,8 @@
 A page's blocks share one namespace. A function `test_*` in a block is called as pytest would, with its fixtures. A text
 block after `<!-- output -->` is compared with what the Python block before it printed, and the exception that it
 raised at the end; `...` in it stands for anything. `<!-- not run: reason -->` before a block leaves the block out.
+
+As a program (`hatch run outputs docs/resume.md ...`) it writes into pages what their blocks print now.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ import difflib
 import doctest
 import inspect
 import io
+import os
 import re
-from collections.abc import Callable
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +38,7 @@ class Block:
     code: str
     line: int  # of the first line of code, counted from 1
     output: str | None = None
+    output_line: int = 0  # of the first line of the output, counted from 1
 
 
 def blocks(text: str) -> list[Block]:
@@ -60,39 +66,65 @@ def blocks(text: str) -> list[Block]:
         elif comment == _OUTPUT:
             if not found or found[-1].output is not None:
                 raise ValueError(f"line {number}: output without a Python block before it")
-            found[-1].output = content
+            found[-1].output, found[-1].output_line = content, number + 1
         comment = ""
     return found
 
 
-def run_page(page: Path, fixture: Callable[[str], object]) -> None:
-    """Run the blocks of a page; fixture(name) gives the fixtures of the tests in it."""
+def printed(page: Path, fixture: Callable[[str], object] | None) -> Iterator[tuple[Block, str]]:
+    """Run the blocks of a page and give what each prints.
+
+    Args:
+        page: the page.
+        fixture: gives the fixtures of the tests in it, by name. None: the tests are not called.
+    """
     namespace: dict[str, object] = {"__name__": "__docs__"}
     for block in blocks(page.read_text()):
         before = set(namespace)
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
             try:
                 # empty lines before the code, so that tracebacks show the lines of the page
                 exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec", dont_inherit=True), namespace)
                 for name in [name for name in namespace if name.startswith("test_") and name not in before]:
                     test = namespace[name]
                     assert callable(test)
-                    test(**{argument: fixture(argument) for argument in inspect.signature(test).parameters})
+                    if fixture is not None:
+                        test(**{argument: fixture(argument) for argument in inspect.signature(test).parameters})
             except Exception as error:
                 if block.output is None:
                     raise
                 kind = type(error)
                 place = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
                 print(f"{place}{kind.__qualname__}: {error}")
-        if block.output is not None:
-            got = "\n".join(line.rstrip() for line in printed.getvalue().splitlines()) + "\n"
-            if not doctest.OutputChecker().check_output(block.output, got, doctest.ELLIPSIS):
-                lines = difflib.ndiff(block.output.splitlines(), got.splitlines())
-                difference = "\n".join(line for line in lines if not line.startswith("?"))
-                where = f"{page.name}:{block.line}"
-                said = f"{where}: the block printed something else (- the page, + what it printed)\n{difference}"
-                pytest.fail(said, pytrace=False)
+        yield block, "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def promised(block: Block, got: str) -> bool:
+    """Tell whether a block printed what the page says, if that says something."""
+    return block.output is None or doctest.OutputChecker().check_output(block.output, got, doctest.ELLIPSIS)
+
+
+def run_page(page: Path, fixture: Callable[[str], object]) -> None:
+    """Run the blocks of a page; fixture(name) gives the fixtures of the tests in it."""
+    for block, got in printed(page, fixture):
+        if not promised(block, got):
+            lines = difflib.ndiff((block.output or "").splitlines(), got.splitlines())
+            difference = "\n".join(line for line in lines if not line.startswith("?"))
+            where = f"{page.name}:{block.line}"
+            said = f"{where}: the block printed something else (- the page, + what it printed)\n{difference}"
+            pytest.fail(said, pytrace=False)
+
+
+def refill(page: Path) -> int:
+    """Write into a page what its blocks print, where that is not what it says; return how many outputs changed."""
+    lines = page.read_text().splitlines(keepends=True)
+    wrong = [(block, got) for block, got in printed(page, None) if not promised(block, got)]
+    for block, got in reversed(wrong):
+        start = block.output_line - 1
+        lines[start : start + len((block.output or "").splitlines())] = [got]
+    page.write_text("".join(lines))
+    return len(wrong)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(TOP).as_posix())
@@ -157,6 +189,17 @@ def test_blocks_are_left_out_for_a_reason_only(tmp_path):
     assert blocks("<!-- not run: -->\n```python\nx\n```\n") == [Block("x\n", 3)]
 
 
+def test_outputs_are_refilled(tmp_path):
+    """What a page says wrongly is written anew; what is right, with its dots, stays as it is; tests are not called."""
+    said = "<!-- output -->\n```text\n{}\n```\n"
+    code = "```python\nprint('one\\ntwo')\n```\n", "```python\nprint(0.123)\ndef test_it(number): 1 / 0\n```\n"
+    right, dots = said.format("one\ntwo"), said.format("0.1...")
+    page = _page(tmp_path, "# Title\n" + code[0] + said.format("old\n\nlines") + code[1] + dots + code[0] + right)
+    assert refill(page) == 1
+    assert page.read_text() == "# Title\n" + code[0] + right + code[1] + dots + code[0] + right
+    assert refill(page) == 0
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -170,3 +213,13 @@ def test_broken_pages_are_seen(text, message):
     with pytest.raises(ValueError) as caught:
         blocks(text)
     assert str(caught.value) == message
+
+
+if __name__ == "__main__":
+    pages = [Path(name).resolve() for name in sys.argv[1:]]
+    for page in pages:
+        with tempfile.TemporaryDirectory() as folder:  # blocks write files
+            os.chdir(folder)
+            print(f"{page.name}: {refill(page)} outputs written")
+            os.chdir(TOP)
+    print("Run it again where outputs name lines of the page: they may have moved.")
