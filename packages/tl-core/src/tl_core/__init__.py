@@ -5,7 +5,7 @@ from tl_core._build import build_setup
 from tl_core._device import move_to_device
 from tl_core._errors import noted
 from tl_core._findings import CheckFailed, Finding, NotJudged, Report
-from tl_core._losses import split_losses
+from tl_core._losses import NoLoss, split_losses
 from tl_core._names import group_names, match_names, module_names, parameter_names, step_ranges
 from tl_core._rng import preserve_rng, seed_everything
 from tl_core._rule_ids import check_rule_ids
@@ -18,6 +18,7 @@ __all__ = [
     "Batches",
     "CheckFailed",
     "Finding",
+    "NoLoss",
     "NotJudged",
     "Report",
     "Tolerance",

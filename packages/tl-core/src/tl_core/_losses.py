@@ -37,7 +37,13 @@ def _is_model_output(result: Mapping[object, object]) -> bool:
     return dataclasses.is_dataclass(result) or any(kind.__name__ == "ModelOutput" for kind in type(result).__mro__)
 
 
-def split_losses(result: object, step: int, *, source: str = "step()") -> tuple[dict[str, torch.Tensor | float], str]:
+class NoLoss(dict[str, float]):
+    """What a step returns that has no loss to show: a step of a framework's, whose loss nobody hands out."""
+
+
+def split_losses(
+    result: object, step: int, *, source: str = "step()"
+) -> tuple[dict[str, torch.Tensor | float], str | None]:
     """Read what a step returned, without waiting for the device.
 
     Args:
@@ -47,8 +53,9 @@ def split_losses(result: object, step: int, *, source: str = "step()") -> tuple[
         source: The function that returned ``result``, for messages.
 
     Returns:
-        The losses by name, and the name of the main one: ``"loss"``, else the first. Tensors are detached copies of
-        shape ``()`` on their device, so that a later in-place change of the loss does not change them.
+        The losses by name, and the name of the main one: ``"loss"``, else the first; no loss and None for a ``NoLoss``.
+        Tensors are detached copies of shape ``()`` on their device, so that a later in-place change of the loss does
+        not change them.
 
     Raises:
         TypeError: Something that is no loss: None, a string, a complex number, a bool, a tuple, ...
@@ -57,6 +64,8 @@ def split_losses(result: object, step: int, *, source: str = "step()") -> tuple[
     result = loss_of(result, step, source=source)
     if not isinstance(result, Mapping):
         return {"loss": _scalar(result, f"{source} returned", step)}, "loss"
+    if isinstance(result, NoLoss):
+        return {}, None
     if not result:
         raise ValueError(f"{source} returned an empty {type(result).__name__} at step {step}; {ALLOWED}")
     losses: dict[str, torch.Tensor | float] = {}

@@ -72,6 +72,8 @@ def standard_step(loss_fn: LossFunction, *, accumulation_steps: int = 1, max_gra
     def step(setup: TrainingSetup, batch: Any) -> Any:
         result = loss_of(loss_fn(setup.model, batch), setup.step_index, source="loss_fn()")
         losses, main = split_losses(result, setup.step_index, source="loss_fn()")
+        if main is None:
+            raise TypeError(f"loss_fn() returned a {type(result).__name__} at step {setup.step_index}, and no loss")
         loss = result[main] if isinstance(result, Mapping) else result
         if not (isinstance(loss, torch.Tensor) and loss.requires_grad):
             what = "is detached from the model" if isinstance(loss, torch.Tensor) else f"is a {type(loss).__name__}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from transformers import Trainer
 
-from tl_core import Report
+from tl_core import Finding, Report
 from tl_coverage import check_optimizer_coverage
 from tl_hf._setup import unwrapped
 
@@ -43,7 +44,10 @@ def check_hf_optimizer_coverage(
         trainer.optimizer = before
     model: Any = trainer.model
     patterns = _undecayed(model) if no_decay is None else no_decay
-    return check_optimizer_coverage(model, optimizer, ignore=ignore, no_decay=patterns)
+    report = check_optimizer_coverage(model, optimizer, ignore=ignore, no_decay=patterns)
+    if type(trainer).create_optimizer is not Trainer.create_optimizer:
+        return report
+    return replace(report, findings=tuple(map(_advised, report.findings)))
 
 
 def assert_hf_optimizer_coverage(
@@ -72,6 +76,17 @@ def assert_hf_optimizer_coverage(
         TypeError, ValueError: an argument is not what is allowed, or a pattern matches no parameter.
     """
     return check_hf_optimizer_coverage(trainer, no_decay=no_decay, ignore=ignore).require()
+
+
+def _advised(finding: Finding) -> Finding:
+    """Say how the Trainer's own optimizer is made to leave a parameter out of weight decay."""
+    if finding.rule != "decayed-parameter":
+        return finding
+    return replace(
+        finding,
+        fix="override get_decay_parameter_names() in your Trainer's class, and leave them out there; or give the module "
+        "the name norm, or one that ends in _norm, by which the Trainer knows it",
+    )
 
 
 def _undecayed(model: Any) -> list[str] | None:

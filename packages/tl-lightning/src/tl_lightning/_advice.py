@@ -22,11 +22,21 @@ _WORDS = (
 
 RESUME = {
     "rng-not-restored": "Lightning's checkpoints hold no random state: draw what a step draws from its number, with "
-    "torch.manual_seed(seed + trainer.global_step) in on_train_batch_start(), or keep the generators' states in a "
-    "callback's state_dict()",
+    "torch.manual_seed(seed + trainer.global_step) in on_train_batch_start(), and the order of the data from the "
+    "epoch's, with a sampler that has set_epoch(), which Lightning calls",
     "data-position-not-restored": "give the loader an order that a new process finds again (a sampler with "
-    "set_epoch(), which Lightning calls), and a position: torchdata's StatefulDataLoader has one, any other loader can "
-    "only be resumed at the end of an epoch",
+    "set_epoch(), which Lightning calls) and, within an epoch, a position: torchdata's StatefulDataLoader has one, any "
+    "other loader can only be resumed at the end of an epoch",
+    "optimizer-state-not-restored": "return the optimizer from configure_optimizers(), and leave its entry in the "
+    "checkpoint as it is in on_save_checkpoint() and on_load_checkpoint()",
+    "scheduler-not-restored": "return the scheduler from configure_optimizers(), and leave its entry in the checkpoint "
+    "as it is in on_save_checkpoint() and on_load_checkpoint()",
+    "trainable-not-restored": "set requires_grad in on_train_start(), by trainer.global_step or by what "
+    "on_load_checkpoint() has read",
+    "generator-not-restored": "return its state from a callback's state_dict(), or put it into the checkpoint in the "
+    "module's on_save_checkpoint(), and set it again in load_state_dict() or on_load_checkpoint()",
+    "outside-state-not-restored": "keep it in the module or in a callback, and save it by on_save_checkpoint() or "
+    "state_dict()",
     "attribute-not-restored": "in a callback, return it from state_dict() and set it again in load_state_dict(), which "
     "Lightning calls; in the module, register a buffer, or use on_save_checkpoint() and on_load_checkpoint()",
 }
@@ -44,29 +54,35 @@ ACCUMULATION = {
 }
 
 
-def advised(report: R, fixes: Mapping[str, str], skipped_steps: Iterable[str] = ()) -> R:
-    """Return a report with fixes that can be made around a Trainer.
+def advised(report: R, fixes: Mapping[str, str]) -> R:
+    """Return a report with fixes that can be made around a Trainer."""
+    return replace(report, findings=tuple(replace(one, fix=fixes.get(one.rule, one.fix)) for one in report.findings))
+
+
+def explained(report: R, lost: Iterable[str], overwritten: Iterable[str]) -> R:
+    """Return a report that says what lay between the checkpoint and the next batch, where the runs part without cause.
 
     Args:
         report: the report.
-        fixes: by rule, what to change.
-        skipped_steps: the schedulers whose step, due after the checkpoint, the resumed fit did not make.
+        lost: what changed there in the run that saved, and not in the resumed one.
+        overwritten: what changed there in the resumed one only.
     """
-    findings = [replace(one, fix=fixes.get(one.rule, one.fix)) for one in report.findings]
-    if names := ", ".join(map(repr, sorted(skipped_steps))):
-        findings = [
-            replace(
-                one,
-                cause=f"Lightning saves at the end of an epoch before it steps {names} (ReduceLROnPlateau), and a "
-                "resumed fit does not make up for that step",
-                fix="step it in on_train_epoch_end() or on_validation_epoch_end() of the module, which come before the "
-                "checkpoint, instead of returning it from configure_optimizers()",
-            )
-            if one.rule == "resume-diverges"
-            else one
-            for one in findings
-        ]
-    return replace(report, findings=tuple(findings))
+    if names := ", ".join(overwritten):
+        cause = f"after Lightning has restored the checkpoint, and before the first batch, a hook changes {names}"
+        fix = "let on_train_start() and on_train_epoch_start() leave it alone where trainer.global_step is not 0"
+    elif names := ", ".join(lost):
+        cause = (
+            f"the run that saved changed {names} after the checkpoint was written and before the next batch (Lightning "
+            "steps ReduceLROnPlateau, and calls the module's on_train_batch_end(), after callbacks have saved), and "
+            "the resumed fit does not make up for that"
+        )
+        fix = "do it in a hook that comes before the checkpoint: training_step(), or on_train_epoch_end()"
+    else:
+        return report
+    findings = tuple(
+        replace(one, cause=cause, fix=fix) if one.rule == "resume-diverges" else one for one in report.findings
+    )
+    return replace(report, findings=findings)
 
 
 def in_words(report: R, callbacks: Iterable[str]) -> R:

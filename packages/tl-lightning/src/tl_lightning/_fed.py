@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
 from tl_core import TrainingSetup, noted
 from tl_lightning._feed import ENDLESS, Feed
-from tl_lightning._fit import Hooks, loss_of, stepped_fit
+from tl_lightning._fit import Hooks, ended, loss_of, result_of, stepped_fit
 from tl_lightning._flavor import flavor_of
 from tl_lightning._progress import TrainerState
 from tl_lightning._quiet import quiet
@@ -50,24 +50,16 @@ class FedFit:
             raise ValueError("Trainer.fit ended before the first batch: look at trainer_kwargs and the module's hooks")
 
     def step(self, batch: Any) -> Any:
-        """Train on one batch, until the Trainer wants the next one; return the loss, else what was logged."""
+        """Train on one batch, until the Trainer wants the next one; return its loss."""
         trainer = self.trainer
         if self._loop.over:
+            batches = trainer.fit_loop.total_batch_idx + 1
             raise RuntimeError(
-                f"Trainer.fit has ended after {trainer.fit_loop.total_batch_idx + 1} batches (max_steps="
-                f"{trainer.max_steps}, max_epochs={trainer.max_epochs}), and another batch came: allow it more by "
-                "trainer_kwargs, or run fewer steps"
+                f"{ended(trainer, batches)}; and another batch came: change trainer_kwargs, or run fewer steps"
             )
         self._losses.clear()
         self._loop.advance(batch)
-        loss = self._losses[-1] if self._losses else None
-        result = dict(trainer.callback_metrics) if loss is None else loss
-        if isinstance(result, dict) and not result:
-            raise TypeError(
-                "training_step returned no loss and logged nothing: return the loss, or log it by self.log, so that "
-                "there is something to compare"
-            )
-        return result
+        return result_of(self._losses[-1] if self._losses else None, trainer)
 
 
 class FedSetups:
@@ -99,13 +91,24 @@ class FedSetups:
         self.epoch_length = epoch_length
         self.accumulate: int | None = None
         self._given = dict(trainer_kwargs or {})
+        self._modules: WeakSet[Any] = WeakSet()
         self._fits: WeakKeyDictionary[TrainingSetup, FedFit] = WeakKeyDictionary()  # each ends with its setup
 
     def make_setup(self, device: str | torch.device = "cpu") -> TrainingSetup:
         """Build a module and a Trainer, and begin its ``fit``."""
         module = self.make_module()
         flavor = flavor_of(module, "make_module()", "LightningModule")
-        arguments = {**trainer_arguments(device), **copy.deepcopy(self._given)}
+        if module in self._modules:
+            raise ValueError("make_module() returned the same module as an earlier call: build it anew in each call")
+        self._modules.add(module)
+        try:
+            given = copy.deepcopy(self._given)
+        except Exception as error:  # whatever the person's callback, logger or plugin refuses with
+            raise TypeError(
+                "trainer_kwargs is copied for each setup, which one of its values refuses; the module's own "
+                f"configure_callbacks() can build callbacks anew instead: {error}"
+            ) from error
+        arguments = {**trainer_arguments(device), **given}
         if not {"max_epochs", "max_time"} & arguments.keys():
             arguments["max_epochs"] = -1
         if self.accumulate is not None and module.automatic_optimization:

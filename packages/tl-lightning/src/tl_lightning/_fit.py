@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tl_core import NoLoss
 from tl_lightning._flavor import flavor_of
 from tl_lightning._quiet import quiet
 from tl_telemetry import SteppedLoop
@@ -12,12 +13,14 @@ from tl_telemetry import SteppedLoop
 Hooks = dict[str, Callable[..., Any]]
 
 
-def callback_of(flavor: Any, hooks: Hooks) -> Any:
+def callback_of(base: type, hooks: Hooks) -> Any:
     """Make a callback of functions: ``{"on_train_start": function(trainer, module), ...}``.
 
-    The class is made anew, since the two packages have two ``Callback`` classes.
+    Args:
+        base: what its class is derived from, anew: the two packages have two ``Callback`` classes.
+        hooks: the functions.
     """
-    return type("Watch", (flavor.Callback,), {name: staticmethod(hook) for name, hook in hooks.items()})()
+    return type("Watch", (base,), {name: staticmethod(hook) for name, hook in hooks.items()})()
 
 
 def stepped_fit(
@@ -35,7 +38,15 @@ def stepped_fit(
     flavor = flavor_of(module, "module", "LightningModule")
 
     def fit(pause: Callable[..., Any]) -> None:
-        trainer.callbacks.append(callback_of(flavor, make_hooks(pause)))
+        def pause_or_leave(value: Any = None) -> Any:
+            try:
+                return pause(value)
+            except BaseException:  # the loop is closed: no callback is to take that for an error of the training
+                trainer.callbacks.clear()
+                raise
+
+        # Lightning calls those that save checkpoints last, after the module's own hook at the end of an epoch
+        trainer.callbacks.append(callback_of(flavor.callbacks.Checkpoint, make_hooks(pause_or_leave)))
         # between two pauses, a signal is the caller's: Lightning's handler would only note a SIGTERM for its next step
         trainer._signal_connector.register_signal_handlers = lambda: None
         trainer.fit(module, **arguments)
@@ -53,6 +64,23 @@ class _QuietLoop(SteppedLoop):
     def close(self) -> None:
         with quiet():
             super().close()
+
+
+def result_of(loss: Any, trainer: Any) -> Any:
+    """Return what a step returns: the loss; without one, what a module with manual optimization has logged."""
+    if loss is not None:
+        return loss
+    logged = {} if trainer.lightning_module.automatic_optimization else dict(trainer.callback_metrics)
+    return logged or NoLoss()
+
+
+def ended(trainer: Any, batches: int) -> str:
+    """Say why there is no further batch."""
+    if trainer.should_stop:
+        why = "a callback or the module stopped it (trainer.should_stop)"
+    else:
+        why = f"max_steps={trainer.max_steps}, max_epochs={trainer.max_epochs}"
+    return f"Trainer.fit has ended after {batches} batch{'' if batches == 1 else 'es'}: {why}"
 
 
 def loss_of(outputs: Any, trainer: Any) -> Any:

@@ -22,7 +22,10 @@ class TrainerState:
         self._feed = feed
 
     def state_dict(self) -> dict[str, Any]:
-        checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        connector = self._trainer._checkpoint_connector
+        # code that saves may rely on a batch having been there: Lightning saves no earlier
+        begun = self._trainer.fit_loop.total_batch_idx >= 0
+        checkpoint = connector.dump_checkpoint(weights_only=False) if begun else {}
         rest = {key: value for key, value in checkpoint.items() if key not in _ELSEWHERE}
         return {"checkpoint": rest, "progress": {name: one.state_dict() for name, one in self._counters().items()}}
 
@@ -30,9 +33,10 @@ class TrainerState:
         trainer = self._trainer
         module = trainer.lightning_module
         checkpoint = {**state["checkpoint"], "state_dict": module.state_dict()}
-        for callback in trainer.callbacks:
-            callback.on_load_checkpoint(trainer, module, checkpoint)
-        module.on_load_checkpoint(checkpoint)
+        if state["checkpoint"]:
+            for callback in trainer.callbacks:
+                callback.on_load_checkpoint(trainer, module, checkpoint)
+            module.on_load_checkpoint(checkpoint)
         states = checkpoint.get("callbacks", {})
         for callback in trainer.callbacks:
             if callback.state_key in states:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from tl_core import TrainingSetup, noted, preserve_rng, seed_everything
-from tl_lightning._fit import Hooks, loss_of, stepped_fit
+from tl_lightning._fit import Hooks, ended, loss_of, result_of, stepped_fit
 from tl_lightning._flavor import flavor_of
 from tl_lightning._setup import fill, own_callbacks, setup_of
-from tl_telemetry import SteppedLoop
+from tl_telemetry import StateCapture, StateDifference, SteppedLoop, capture_state, compare_captures
 
 FORMS = "(trainer, module), (trainer, module, train_dataloaders or datamodule) or (..., ..., ..., val_dataloaders)"
 
@@ -25,7 +26,8 @@ class Fits:
 
     Attributes:
         callbacks: the names of the person's callbacks.
-        skipped_steps: the names of schedulers whose step, due after the checkpoint, no resumed fit makes up for.
+        lost: what changed between the checkpoint and the next batch in the run that saved, and not when resumed.
+        overwritten: what changed there in a resumed fit only.
     """
 
     def __init__(self, make_fit: Callable[[], tuple[Any, ...]], steps: int) -> None:
@@ -34,10 +36,12 @@ class Fits:
         self._make_fit = make_fit
         self._steps = steps
         self._saved_in_epoch = False  # whether a checkpoint was saved before the last batch of its epoch
-        self._at_save: dict[str, int] = {}  # how often each plateau scheduler had stepped
-        self._due: set[str] = set()  # those that stepped between the checkpoint and the next batch
+        self._given: WeakSet[Any] = WeakSet()  # the Trainers and modules that make_fit returned
+        self._held: tuple[Any, StateCapture] | None = None  # the Trainer that saved or was resumed, and its state then
+        self._changed: list[str] = []  # in the run that saved, between the checkpoint and the next batch
         self.callbacks: set[str] = set()
-        self.skipped_steps: set[str] = set()
+        self.lost: list[str] = []
+        self.overwritten: list[str] = []
         self._running: WeakKeyDictionary[TrainingSetup, tuple[Any, SteppedLoop]] = WeakKeyDictionary()
 
     def device(self, seed: int) -> Any:
@@ -58,26 +62,21 @@ class Fits:
         trainer, loop = self._running[setup]
         loss = None if loop.over else loop.advance()
         if loop.over:
-            raise ValueError(
-                f"Trainer.fit ended after {index} batches (max_steps={trainer.max_steps}, max_epochs="
-                f"{trainer.max_epochs}), and steps={self._steps} needs {self._steps}"
-            )
-        result = dict(trainer.callback_metrics) if loss is None else loss
-        if isinstance(result, dict) and not result:
-            raise TypeError("training_step returned no loss and logged nothing: return the loss, or log it by self.log")
-        return result
+            raise ValueError(f"{ended(trainer, index)}; and steps={self._steps} needs {self._steps}")
+        return result_of(loss, trainer)
 
     def save(self, setup: TrainingSetup, path: Path) -> None:
         trainer, _ = self._running[setup]
         self._saved_in_epoch = not trainer.is_last_batch
-        self._at_save = _plateau_steps(trainer)
         trainer.save_checkpoint(path)
+        self._held = trainer, capture_state(setup)
 
     def load(self, setup: TrainingSetup, path: Path) -> None:
         self._running.pop(setup)[1].close()
         trainer, loop = self._begin(path)
         fill(setup, trainer)
         self._running[setup] = (trainer, loop)
+        self._held = trainer, capture_state(setup)
 
     def close(self) -> None:
         for _, loop in list(self._running.values()):
@@ -86,12 +85,19 @@ class Fits:
     def _begin(self, checkpoint: Path | None) -> tuple[Any, SteppedLoop]:
         """Begin a fit, and stop it before its first batch, with everything restored."""
         trainer, module, arguments = _arguments(self._make_fit())
+        for what, one in (("Trainer", trainer), ("module", module)):
+            if one in self._given:
+                raise ValueError(f"make_fit() returned the same {what} as an earlier call: build it inside make_fit()")
+            self._given.add(one)
         if checkpoint is not None:
             arguments["ckpt_path"] = checkpoint
         # where the run that saved stood: within an epoch, its loader's iterator was there and had drawn its seed
         within = checkpoint is not None and self._saved_in_epoch
         loop = stepped_fit(
-            trainer, module, lambda pause: _hooks(pause, trainer, within, self._first_batch(checkpoint)), **arguments
+            trainer,
+            module,
+            lambda pause: _hooks(pause, trainer, within, partial(self._batch_begins, checkpoint)),
+            **arguments,
         )
         with noted("raised in Trainer.fit, before the first batch"):
             loop.advance()
@@ -99,33 +105,35 @@ class Fits:
             raise ValueError("Trainer.fit ended before the first batch: look at the Trainer's limits and the loader")
         return trainer, loop
 
-    def _first_batch(self, checkpoint: Path | None) -> Callable[[Any], None]:
-        """Return what looks, at the first batch after the checkpoint, which schedulers have stepped since."""
-        looked = False
-
-        def look(trainer: Any) -> None:
-            nonlocal looked
-            if looked or not self._at_save:
-                return
-            looked = True
-            moved = {name for name, count in _plateau_steps(trainer).items() if count != self._at_save.get(name)}
-            if checkpoint is None:
-                self._due = moved
-            else:
-                self.skipped_steps |= self._due - moved
-
-        return look
+    def _batch_begins(self, checkpoint: Path | None, trainer: Any) -> None:
+        """Look, at the first batch after a checkpoint, what has changed since it was written or restored."""
+        if self._held is None or self._held[0] is not trainer:
+            return
+        setup = next(setup for setup, (one, _) in self._running.items() if one is trainer)
+        held, self._held = self._held[1], None
+        changed = [name for d in compare_captures(held, capture_state(setup)) if (name := _named(d, setup)) is not None]
+        changed = list(dict.fromkeys(changed))
+        if checkpoint is None:
+            self._changed = changed
+        else:
+            self.lost = [name for name in self._changed if name not in changed]
+            self.overwritten = [name for name in changed if name not in self._changed]
 
 
-def _plateau_steps(trainer: Any) -> dict[str, int]:
-    """Return how often each ``ReduceLROnPlateau`` stepped: Lightning steps these after it has saved."""
-    setup = setup_of(trainer)
-    plateau = [config.scheduler for config in trainer.lr_scheduler_configs if config.reduce_on_plateau]
-    return {
-        name: scheduler.last_epoch
-        for name, scheduler in setup.schedulers.items()
-        if any(scheduler is one for one in plateau)
-    }
+def _named(difference: StateDifference, setup: TrainingSetup) -> str | None:
+    """Name what changed; None for what moves with every batch that is drawn."""
+    piece, path = difference.piece, ".".join(map(str, difference.path))
+    if piece.kind == "scheduler":
+        return f"scheduler {piece.name!r} ({type(setup.schedulers[piece.name]).__name__})"
+    if piece.kind == "attribute":
+        return f"callback {piece.name}.{path}"
+    if piece.kind == "module attributes":
+        return f"module.{path.removeprefix('.')}"
+    if piece.kind in ("weights", "trainable"):
+        return f"{'requires_grad of ' if piece.kind == 'trainable' else ''}{path}"
+    if piece.kind in ("param groups", "optimizer state"):
+        return f"the {'state' if piece.kind == 'optimizer state' else 'settings'} of {piece.name!r}"
+    return None
 
 
 def _hooks(pause: Callable[..., Any], trainer: Any, within: bool, look: Callable[[Any], None]) -> Hooks:

@@ -35,7 +35,7 @@ def watch_lightning(trainer: Any, *, track_updates: bool = True, allow: Iterable
     """
     flavor = flavor_of(trainer, "trainer", "Trainer")
     with observe_later(track_updates=track_updates, allow=allow) as run:
-        callback = callback_of(flavor, _hooks(run))
+        callback = callback_of(flavor.Callback, _hooks(run))
         trainer.callbacks.append(callback)
         try:
             yield run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,15 +53,19 @@ def _same(a: float, b: float) -> bool:
     return a == b or (a != a and b != b)
 
 
+# What a setup always has; anything else was added to it.
+_SETUP_PARTS = frozenset(vars(TrainingSetup(nn.Module(), {})))
 # Of each tensor of an average, about so many elements are kept: enough to tell whether it follows the weights.
 NUM_SAMPLED = 4096
 
 
 @dataclass
 class StateEntry:
-    """One entry of ``setup.state`` at the start or the end of a run.
+    """Something that a setup keeps beside the model, at the start or the end of a run.
 
     Attributes:
+        value: what it is.
+        in_state: whether it is an entry of ``setup.state``; else it is an average in an attribute of the setup.
         averages: whether something says that it is an average (its class, its name, a decay it keeps).
         copies: a tensor of its own that equals each of the model's parameters, by their names; empty unless each has
             one. Only looked for at the start.
@@ -72,6 +76,8 @@ class StateEntry:
         weights: beside them, the same elements of each of the model's parameters.
     """
 
+    value: Any
+    in_state: bool
     averages: bool
     copies: dict[str, str]
     aliases: bool
@@ -82,20 +88,24 @@ class StateEntry:
 
 
 def state_entries(setup: TrainingSetup, *, compare: bool) -> dict[str, StateEntry]:
-    """Read the entries of ``setup.state`` that have a ``state_dict``, or are containers of tensors.
+    """Read what a setup keeps beside the model, by the places where it is: what has a ``state_dict``, or holds tensors.
 
     ``compare`` looks for copies of the weights in them, which waits for the device: only before a run.
     """
     entries = {}
     weights = {name: p.detach() for name, p in setup.model.named_parameters() if not is_lazy(p)}
-    for name, value in setup.state.items():
+    kept = [(f"setup.state[{name!r}]", name, value, True) for name, value in setup.state.items()]
+    kept += [(f"setup.{place}", place, value, False) for place, value in _attributes_that_average(setup)]
+    for place, name, value, in_state in kept:
         read = _read_state(value)
         if read is None:
             continue
         tensors, numbers = read
         averages = is_average(name, value)
         copies = _copies(tensors, weights) if compare else {}
-        entries[name] = StateEntry(
+        entries[place] = StateEntry(
+            value=value,
+            in_state=in_state,
             averages=averages,
             copies=copies,
             aliases=not copies and _is_called_average(name, value) and _shares(tensors, weights),
@@ -105,6 +115,23 @@ def state_entries(setup: TrainingSetup, *, compare: bool) -> dict[str, StateEntr
             weights=_samples(weights) if averages else {},
         )
     return entries
+
+
+def _attributes_that_average(setup: TrainingSetup) -> Iterator[tuple[str, Any]]:
+    """Give the averages among the attributes that were added to a setup, or inside of one (a callback's)."""
+    for name, value in vars(setup).items():
+        if name in _SETUP_PARTS or value is setup.model:
+            continue
+        if _holds_average(name, value):
+            yield name, value
+        elif not isinstance(value, (nn.Module, Mapping, list, tuple, Tensor)):
+            for inner, held in getattr(value, "__dict__", {}).items():
+                if held is not setup.model and _holds_average(f"{name}.{inner}", held):
+                    yield f"{name}.{inner}", held
+
+
+def _holds_average(name: str, value: Any) -> bool:
+    return isinstance(value, (nn.Module, Mapping, list, tuple)) and is_average(name, value)
 
 
 def _samples(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tl_core import TrainingSetup
-from tl_telemetry._tensors import other_modules, using_modules
+from tl_telemetry._tensors import kept_aside, other_modules, using_modules
 
 RAN_WITH_GRAD = 1
 RAN_WITHOUT_GRAD = 2
@@ -37,9 +37,12 @@ class Forward:
         self.autocast: set[torch.dtype] = set()  # of forward passes in the first steps that a backward pass followed
         self._autocast: set[torch.dtype] = set()  # of those that none followed yet
         self._device_types: set[str] = set()
+        self._aside: dict[int, nn.Module] = {}  # by id, what a model that has the step as a method keeps aside
 
     def follow(self, setup: TrainingSetup) -> None:
         """Follow every module of the setup (the model's and the others')."""
+        if hasattr(setup.model, "training_step"):
+            self._aside = {id(part): setup.model for part in kept_aside(setup.model)}
         roots = [setup.model, *(module for _, module in other_modules(setup))]
         kinds = {parameter.device.type for root in roots for parameter in root.parameters()}
         self._device_types = {kind for kind in kinds if torch.amp.is_autocast_available(kind)}
@@ -55,13 +58,13 @@ class Forward:
         """Note the modes in which a module runs.
 
         Returns:
-            Whether it is a stranger with parameters that runs, with grad mode on, inside of a followed module: one that
-            a part of the setup keeps out of torch's sight.
+            Whether it is a stranger with parameters that runs, with grad mode on, inside of a followed module, or in
+            the step that is a method of the model which keeps it: one that the setup keeps out of torch's sight.
         """
         flags = self.flags.get(id(module))
         grad = torch.is_grad_enabled()
         if flags is None:
-            return grad and bool(self._active) and bool(module._parameters)
+            return grad and bool(module._parameters) and (bool(self._active) or id(module) in self._aside)
         flags |= RAN_WITH_GRAD if grad else RAN_WITHOUT_GRAD
         if module.training:
             flags |= RAN_IN_TRAINING
@@ -80,9 +83,9 @@ class Forward:
             self._below(module)
         return False
 
-    def innermost(self) -> nn.Module:
-        """Return the followed module that runs now."""
-        return self._active[-1][0]
+    def around(self, module: nn.Module) -> nn.Module:
+        """Return the followed module that runs now, or whose step does."""
+        return self._active[-1][0] if self._active else self._aside[id(module)]
 
     def _below(self, module: nn.Module) -> None:
         for child in module.modules():

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from tl_core import TrainingSetup
+from tl_core import Finding, NotJudged, Report, TrainingSetup
 from tl_telemetry._facts import Facts
+from tl_telemetry._judge import CHECK
 from tl_telemetry._observe import observe
 from tl_telemetry._run import TrainingRun
 
@@ -22,6 +23,7 @@ class LateRun(TrainingRun):
         self._observed: TrainingRun | None = None
         self._watch: AbstractContextManager[TrainingRun] | None = None
         self._track_updates = track_updates
+        self._over = False
         super().__init__(None, allow=allow)
 
     def __repr__(self) -> str:
@@ -30,6 +32,11 @@ class LateRun(TrainingRun):
     @property
     def facts(self) -> Facts:
         """The facts of what is observed."""
+        if self._observed is None and self._over:
+            not_begun = Finding(
+                "not-judged", "no training began inside of the watch", "", "look at its limits and data"
+            )
+            raise NotJudged(Report(CHECK, notes=(not_begun,), judged=False))
         if self._observed is None:
             raise RuntimeError("nothing was observed: the training that this run waits for has not begun")
         return self._observed.facts
@@ -55,6 +62,7 @@ class LateRun(TrainingRun):
 
     def end(self) -> None:
         """Stop watching, and put everything back; without a beginning, or a second time, nothing happens."""
+        self._over = True
         if self._watch is not None:
             watch, self._watch = self._watch, None
             watch.__exit__(None, None, None)

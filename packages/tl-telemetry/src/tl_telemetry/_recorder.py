@@ -380,7 +380,7 @@ class Recorder:
 
     def _follow_unregistered(self, module: torch.nn.Module) -> None:
         """Follow the parameters of a module that runs inside of the model and is no part of it (kept in a list)."""
-        if self.tensors.add_unregistered(module, self.forward.innermost()):
+        if self.tensors.add_unregistered(module, self.forward.around(module)):
             self._walk_needed = True
 
     def _look_around(self) -> None:

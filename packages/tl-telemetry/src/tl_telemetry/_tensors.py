@@ -125,6 +125,16 @@ def _place(module: nn.Module, around: nn.Module) -> str | None:
     return None
 
 
+def kept_aside(module: nn.Module) -> list[nn.Module]:
+    """Return the modules that a module keeps in plain lists and dicts, with all that is below them."""
+    held: list[nn.Module] = []
+    for value in vars(module).values():
+        parts = value.values() if type(value) is dict else value if isinstance(value, (list, tuple)) else ()
+        held += [part for one in parts if isinstance(one, nn.Module) and one is not module for part in one.modules()]
+    registered = set(map(id, module.modules()))
+    return [part for part in held if id(part) not in registered]
+
+
 def other_modules(setup: TrainingSetup) -> list[tuple[str, nn.Module]]:
     """Return the setup's modules beside the model, with their names: entries of ``state`` and extra attributes."""
     own = set(map(id, setup.model.modules()))

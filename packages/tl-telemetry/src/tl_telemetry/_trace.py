@@ -58,7 +58,8 @@ class RunTrace:
             TypeError: what the step returned is no loss.
             ValueError: the loss has not exactly one element.
         """
-        self._losses[step], self.main_loss = split_losses(result, step)
+        self._losses[step], main = split_losses(result, step)
+        self.main_loss = self.main_loss if main is None else main
         named = {
             name: tensor.detach()
             for name, tensor in module_tensors(setup.model).items()

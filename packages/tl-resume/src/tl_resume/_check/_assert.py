@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -272,8 +273,8 @@ def _report(evidence: Evidence, allow: frozenset[str], moved: bool, cost: float)
         detail=losses_table(evidence) if found and evidence.diverged is not None else "",
         judged=evidence.repeatable,
         resume_at=evidence.resume_at,
-        continuous=tuple(trace.losses(step)[trace.main_loss] for step in trace.steps),
-        resumed=tuple(back.losses(step)[back.main_loss] for step in back.steps),
+        continuous=tuple(trace.losses(step).get(trace.main_loss, nan) for step in trace.steps),
+        resumed=tuple(back.losses(step).get(back.main_loss, nan) for step in back.steps),
         state_differences=tuple(evidence.differences),
         diverged_at=None if evidence.diverged is None else evidence.diverged.step,
         cost=cost,

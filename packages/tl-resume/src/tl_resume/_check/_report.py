@@ -36,9 +36,9 @@ def losses_table(evidence: Evidence) -> str:
     """Show the losses of both runs around the step at which they part: the loss that parts, else the main one."""
     found = evidence.diverged
     assert found is not None
-    if found.state is not None:
-        return ""
     full, back = evidence.full.trace, evidence.resumed.run.trace
+    if found.state is not None or not any(map(full.losses, full.steps)):
+        return ""
     figure = found.figure
     name = figure.what if figure is not None and figure.is_loss else full.main_loss
     first = max(evidence.resume_at - 1, found.step - 3)

@@ -29,9 +29,9 @@ def ema_never_updated(run: Evidence) -> Iterator[Finding]:
         return
     for name, before in run.facts.state_start.items():
         after = run.facts.state_end.get(name)
-        if not before.averages or after is None or name not in run.setup.state:
+        if not before.averages or after is None:
             continue
-        entry = f"setup.state[{name!r}] ({type(run.setup.state[name]).__name__})"
+        entry = f"{name} ({type(after.value).__name__})"
         if before.aliases and after.aliases:
             yield Finding(
                 rule="ema-never-updated",
@@ -42,7 +42,7 @@ def ema_never_updated(run: Evidence) -> Iterator[Finding]:
                 evidence={"updates": updates},
             )
         elif before.copies and _unchanged(before, after):
-            used = "although forward passes used it" if _is_used(run, name) else "no forward pass used it"
+            used = "although forward passes used it" if _is_used(run, after.value) else "no forward pass used it"
             yield Finding(
                 rule="ema-never-updated",
                 seen=f"{entry} started as a copy of the weights and never changed in "
@@ -73,17 +73,17 @@ def static_state(run: Evidence) -> Iterator[Finding]:
         return
     for name, before in run.facts.state_start.items():
         after = run.facts.state_end.get(name)
-        if after is None or name not in run.setup.state:
+        if after is None or not before.in_state:
             continue
         if before.averages and before.copies and updates >= 3 and (counted := _only_counts(before, after)):
-            yield _counting(run, name, counted, _distance(before, after))
-        if not _unchanged(before, after) or _is_used(run, name):
+            yield _counting(run, f"{name} ({type(after.value).__name__})", counted, _distance(before, after))
+        if not _unchanged(before, after) or _is_used(run, after.value):
             continue
         if before.averages and (before.copies or before.aliases) and updates >= 3:
             continue
         yield Finding(
             rule="static-state",
-            seen=f"setup.state[{name!r}] ({type(run.setup.state[name]).__name__}) never changed in "
+            seen=f"{name} ({type(after.value).__name__}) never changed in "
             f"{several(updates, 'update')}, and no forward pass used it",
             cause="undecided: it is constant, or changes later (a best score, an average of the last epochs), "
             "or its update is never called",
@@ -102,11 +102,11 @@ def _only_counts(before: StateEntry, after: StateEntry) -> str:
     return next((f"from {a:g} to {b:g}" for a, b in numbers if b > a), "")
 
 
-def _counting(run: Evidence, name: str, counted: str, moved: float) -> Finding:
+def _counting(run: Evidence, entry: str, counted: str, moved: float) -> Finding:
     updates = len(run.steps)
     return Finding(
         rule="static-state",
-        seen=f"setup.state[{name!r}] ({type(run.setup.state[name]).__name__}) started as a copy of the weights and "
+        seen=f"{entry} started as a copy of the weights and "
         f"only counts: in {several(updates, 'update')} a number of it went {counted} and nothing wrote to its copy, "
         f"while the weights moved by {number(moved)} of their size",
         cause=f"undecided: it begins later (a warmup, every n-th update), {_IDLE}",
@@ -162,8 +162,8 @@ def _left_behind(before: StateEntry, after: StateEntry) -> float:
     return moved if moved > MOVED_ENOUGH and abs(along) < FOLLOWS * distance else 0.0
 
 
-def _is_used(run: Evidence, name: str) -> bool:
+def _is_used(run: Evidence, value: object) -> bool:
     """Tell whether a forward pass ran through a module of an entry."""
-    value, flags = run.setup.state[name], run.facts.recorder.forward.flags
+    flags = run.facts.recorder.forward.flags
     modules = value.modules() if isinstance(value, nn.Module) else ()
     return any(flags.get(id(module), 0) & (RAN_WITH_GRAD | RAN_WITHOUT_GRAD) for module in modules)

@@ -42,7 +42,11 @@ def scheduler_stepped_twice(run: Evidence) -> Iterator[Finding]:
 
 
 def _calls(record: StepRecord, scheduler: str) -> int:
-    return sum(e.count for e in record.events if isinstance(e, SchedulerStep) and e.scheduler == scheduler)
+    events = record.events
+    if record.step == 0:  # a schedule may be brought to its place before the first batch
+        first = next((place for place, event in enumerate(events) if isinstance(event, Backward)), 0)
+        events = events[first:]
+    return sum(e.count for e in events if isinstance(e, SchedulerStep) and e.scheduler == scheduler)
 
 
 def _updates(record: StepRecord, optimizer: str | None) -> int:

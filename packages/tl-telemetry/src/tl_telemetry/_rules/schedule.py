@@ -79,6 +79,8 @@ def scheduler_before_optimizer(run: Evidence) -> Iterator[Finding]:
     """See schedulers that step before their optimizer's first update."""
     if run.facts.resumed or run.overflows:
         return  # no first update to see; and a first update that a GradScaler skips is nobody's mistake
+    if run.setup.driver:
+        return  # its order is right, and what others step is scheduler-stepped-twice's business
     for name, scheduler in run.setup.schedulers.items():
         # torch's schedulers set their first value when they are built; one written by hand, or one that waits for a
         # metric, may well be asked before the first update

@@ -32,7 +32,8 @@ def generators(evidence: Evidence) -> Iterator[Finding]:
                 piece,
             )
             continue
-        if piece.kind in ("attribute", "outside") and all(d.kind == "generator" for d in differences):
+        own = piece.kind in ("attribute", "module attributes", "outside")
+        if own and all(d.kind == "generator" for d in differences):
             names = ", ".join(place(d) for d in differences)
             yield _finding(
                 evidence,
