@@ -84,8 +84,8 @@ def _advised(finding: Finding) -> Finding:
         return finding
     return replace(
         finding,
-        fix="override get_decay_parameter_names() in your Trainer's class, and leave them out there; or give the module "
-        "the name norm, or one that ends in _norm, by which the Trainer knows it",
+        fix="override get_decay_parameter_names() in your Trainer's class, and leave them out there; or give the "
+        "module the name norm, or one that ends in _norm, by which the Trainer knows it",
     )
 
 
