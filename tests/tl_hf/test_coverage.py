@@ -87,6 +87,26 @@ def test_patterns_of_ones_own(hf):
     ]
 
 
+class Positions(nn.Module):
+    """A weight that the Trainer takes for a bias, by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position_bias = nn.Embedding(4, 3)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, inputs, labels):
+        return {"loss": (self.head(inputs + self.position_bias.weight[0]) - labels).square().mean()}
+
+
+def test_what_the_trainer_leaves_undecayed_is_no_news(hf):
+    """A matrix that is called a bias is not decayed; with patterns of one's own that is noted."""
+    trainer = hf.trainer(Positions(), DATA, weight_decay=0.1)
+    assert str(check_hf_optimizer_coverage(trainer)) == "Optimizer coverage: passed"
+    notes = check_hf_optimizer_coverage(trainer, no_decay=["head.bias"]).notes
+    assert [(note.rule, note.parameters) for note in notes] == [("undecayed-parameter", ("position_bias.weight",))]
+
+
 class HeadOnly(Trainer):
     def create_optimizer(self, model=None):
         self.optimizer = torch.optim.AdamW(self.model.net[1].parameters(), lr=0.1, weight_decay=0.1)

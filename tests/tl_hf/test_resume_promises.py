@@ -98,6 +98,16 @@ def test_make_trainer_must_make_a_trainer(hf):
     )
 
 
+def test_several_processes_are_refused(hf, monkeypatch):
+    """The checkpoints of one process are no others' business."""
+    trainer = hf.trainer()
+    monkeypatch.setattr(type(trainer.args), "world_size", 2)
+    assert error_of(lambda: trainer) == (
+        "ValueError: the check runs trainings of its own in one process, and make_trainer() returned a Trainer of 2 "
+        "processes: run it without torchrun or accelerate launch"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

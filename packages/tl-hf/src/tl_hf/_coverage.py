@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,8 @@ def check_hf_optimizer_coverage(
     model: Any = trainer.model
     patterns = _undecayed(model) if no_decay is None else no_decay
     report = check_optimizer_coverage(model, optimizer, ignore=ignore, no_decay=patterns)
+    if no_decay is None:
+        report = replace(report, notes=tuple(_unexpected(report.notes, trainer.get_decay_parameter_names(model))))
     if type(trainer).create_optimizer is not Trainer.create_optimizer:
         return report
     return replace(report, findings=tuple(map(_advised, report.findings)))
@@ -76,6 +78,14 @@ def assert_hf_optimizer_coverage(
         TypeError, ValueError: an argument is not what is allowed, or a pattern matches no parameter.
     """
     return check_hf_optimizer_coverage(trainer, no_decay=no_decay, ignore=ignore).require()
+
+
+def _unexpected(notes: Iterable[Finding], decayed: Iterable[str]) -> Iterator[Finding]:
+    """Leave out that parameters are not decayed which the Trainer itself takes for biases or norms."""
+    wanted = set(decayed)
+    for note in notes:
+        if note.rule != "undecayed-parameter" or not wanted.isdisjoint(note.parameters):
+            yield note
 
 
 def _advised(finding: Finding) -> Finding:

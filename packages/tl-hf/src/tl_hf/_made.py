@@ -64,6 +64,11 @@ class Maker:
             trainer = self._make_trainer(*arguments)
         if not isinstance(trainer, Trainer):
             raise TypeError(f"{shown} must return a transformers.Trainer, got a {type(trainer).__name__}")
+        if trainer.args.world_size > 1:
+            raise ValueError(
+                f"the check runs trainings of its own in one process, and {shown} returned a Trainer of "
+                f"{trainer.args.world_size} processes: run it without torchrun or accelerate launch"
+            )
         if trainer.model in self._models:
             raise ValueError(
                 f"{shown} returned a Trainer with the model of an earlier call: every training needs a fresh one, so "
