@@ -162,11 +162,8 @@ def test_it(lightning_trainer, training_runner):
     result.stdout.no_fnmatch_line("*tl findings*")
     (report,) = (pytester.path / "reports").iterdir()
     _, run = map(json.loads, report.read_text().splitlines())
-    assert run == {
-        "kind": "run",
-        "run": 0,
-        "error": "nothing was observed: the training that this run waits for has not begun",
-    }
+    told = "[not-judged] no training began inside of the watch\n  fix: look at its limits and data"
+    assert run == {"kind": "run", "run": 0, "error": f"Training run: could not judge\n\nNotes:\n{told}"}
 
 
 @pytest.mark.parametrize("workers", [False, True], ids=["one process", "xdist"])

@@ -54,13 +54,15 @@ class TestLog:
         """
         if self.verdicts:
             return []
+        from tl_core import NotJudged
+
         found = []
         for run in (reference() for reference in self._seen):
             try:
                 if run is not None and run.records:
                     found.append(describe(run.report))
                     found[-1]["check"] += ", of which nothing was asserted"
-            except RuntimeError:  # the device may be what failed; or training, which was watched for, has not begun
+            except (NotJudged, RuntimeError):  # no training began in it; or the device is what failed
                 continue
         return found
 
@@ -88,10 +90,12 @@ class TestLog:
                     yield {"kind": kind, "verdict": number, "check": verdict["check"], **one}
 
     def _run_lines(self) -> Iterator[Plain]:
+        from tl_core import NotJudged
+
         for number, run in enumerate(self._kept):
             try:
                 rows = _rows(run)
-            except RuntimeError as error:  # as above
+            except (NotJudged, RuntimeError) as error:  # as above
                 yield {"kind": "run", "run": number, "error": str(error)}
                 continue
             yield {"kind": "run", "run": number, "steps": len(rows), "summary": run.summary()}
