@@ -91,16 +91,17 @@ def test_what_was_logged_stands_for_the_loss(one_pl, make_class, batches):
     assert str(run.check()) == "Training run: passed"
 
 
-def test_a_step_without_anything_to_compare_is_an_error(one_pl, make_class, batches):
-    """No loss and nothing logged is told, not taken for a loss of 0."""
-    make_setup, step = from_lightning(make_class(one_pl, training_step=lambda self, batch, batch_idx: None))
-    setup = make_setup()
-    with pytest.warns(UserWarning, match="`training_step` returned `None`"), pytest.raises(TypeError) as error:
-        step(setup, batches[0])
-    assert str(error.value) == (
-        "training_step returned no loss and logged nothing: return the loss, or log it by self.log, so that there is "
-        "something to compare"
-    )
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_batch_without_a_loss_has_none(one_pl, make_class, batches):
+    """A ``training_step`` that returns nothing trains nothing, and its record has no loss."""
+
+    def training_step(self, batch, batch_idx):
+        return None if batch_idx == 1 else self.loss(batch)
+
+    make_setup, step = from_lightning(make_class(one_pl, training_step=training_step))
+    run = run_training(make_setup, batches, step, steps=4)
+    assert [record.loss is None for record in run.records] == [False, True, False, False]
+    assert len(run.losses) == 3
 
 
 def test_an_epoch_has_the_length_that_is_named(one_pl, make_class, batches):
@@ -227,7 +228,7 @@ def test_a_fit_that_ends_early_says_how_long_it_was(one_pl, make_class, batches)
     step(setup, batches[0])
     step(setup, batches[1])
     assert error_of(RuntimeError, step, setup, batches[2]) == (
-        "Trainer.fit has ended after 2 batches (max_steps=2, max_epochs=-1), and another batch came: allow it more by "
+        "Trainer.fit has ended after 2 batches: max_steps=2, max_epochs=-1; and another batch came: change "
         "trainer_kwargs, or run fewer steps"
     )
 
@@ -274,7 +275,7 @@ def test_an_exception_before_the_first_batch_says_where(one_pl, make_class):
 
 
 def test_a_fit_ends_with_its_setup(one_pl, make_class, batches, parts):
-    """A setup that nobody holds any more ends its ``fit`` as an exception would: callbacks clean up."""
+    """A setup that nobody holds any more ends its ``fit``: no callback takes that for an error of the training."""
     ended = []
 
     class Cleaning(one_pl.Callback):
@@ -286,6 +287,33 @@ def test_a_fit_ends_with_its_setup(one_pl, make_class, batches, parts):
     setup = make_setup()
     step(setup, batches[0])
     assert parts() == before  # between two batches, all is the caller's
+    trainer = setup.model.trainer
+    assert not trainer.interrupted
     del setup
-    assert ended == ["GreenletExit"]
+    assert trainer.interrupted
+    assert ended == []
     assert parts() == before
+
+
+def test_a_module_that_is_built_once_is_an_error(one_pl, make_class):
+    """Runs that are compared have to begin alike: ``make_module`` builds the module in each call."""
+    module = make_class(one_pl)()
+    make_setup, _ = from_lightning(lambda: module)
+    make_setup()
+    assert error_of(ValueError, make_setup) == (
+        "make_module() returned the same module as an earlier call: build it anew in each call"
+    )
+
+
+def test_arguments_that_cannot_be_copied_are_named(one_pl, make_class):
+    """A callback that refuses to be copied is told, with what to do instead."""
+
+    class Stubborn(one_pl.Callback):
+        def __deepcopy__(self, memo):
+            raise RuntimeError("not me")
+
+    make_setup, _ = from_lightning(make_class(one_pl), trainer_kwargs={"callbacks": [Stubborn()]})
+    assert error_of(TypeError, make_setup) == (
+        "trainer_kwargs is copied for each setup, which one of its values refuses; the module's own "
+        "configure_callbacks() can build callbacks anew instead: not me"
+    )

@@ -6,10 +6,16 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tl_core import CheckFailed
+from tl_core import CheckFailed, NotJudged
 from tl_lightning import watch_lightning
 
-NOTHING = "nothing was observed: the training that this run waits for has not begun"
+NOT_BEGUN = "nothing was observed: the training that this run waits for has not begun"
+NOTHING = """\
+Training run: could not judge
+
+Notes:
+[not-judged] no training began inside of the watch
+  fix: look at its limits and data"""
 
 
 def error_of(kind, function, *arguments, **options):
@@ -121,7 +127,7 @@ def test_exceptions_pass_and_leave_nothing(pl, make_class, make_trainer, batches
     assert trainer.callbacks == callbacks
     assert parts() == before
     if hook == "on_fit_start":
-        assert error_of(RuntimeError, run.check) == NOTHING
+        assert error_of(NotJudged, run.check) == NOTHING
     else:
         assert len(run.records) == {"training_step": 1, "on_train_batch_start": 1, "on_train_epoch_end": 4}[hook]
 
@@ -139,10 +145,10 @@ def test_global_hooks_are_there_while_it_watches(one_pl, make_class, make_traine
 
 
 def test_a_block_without_a_fit_has_seen_nothing(one_pl, make_trainer):
-    """Looking before training has begun, or where none came, is an error."""
+    """Looking before training has begun is an error, and where none came nothing was judged."""
     with watch_lightning(make_trainer(one_pl)) as run:
-        assert error_of(RuntimeError, run.assert_healthy) == NOTHING
-    assert error_of(RuntimeError, run.check) == NOTHING
+        assert error_of(RuntimeError, run.assert_healthy) == NOT_BEGUN
+    assert error_of(NotJudged, run.check) == NOTHING
 
 
 def test_a_second_fit_of_a_module_goes_on(pl, make_class, make_trainer, batches):

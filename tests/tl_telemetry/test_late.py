@@ -60,6 +60,24 @@ def test_there_are_looks_to_test():
     assert {"assert_healthy", "check", "evidence", "findings", "losses", "ok", "records", "step", "table"} <= {*LOOKS}
 
 
+@pytest.mark.parametrize("name", LOOKS)
+def test_any_look_after_a_block_without_a_training_judges_nothing(name):
+    """Where no training came, there is no verdict: that is a failure of its own kind."""
+    with observe_later() as run:
+        pass
+    with pytest.raises(NotJudged) as error:
+        look(run, name)
+    assert (
+        str(error.value)
+        == """\
+Training run: could not judge
+
+Notes:
+[not-judged] no training began inside of the watch
+  fix: look at its limits and data"""
+    )
+
+
 def test_it_shows_that_it_has_not_begun():
     """Its repr says so, and after the beginning is that of a run."""
     with observe_later() as run:
