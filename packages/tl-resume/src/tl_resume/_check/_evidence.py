@@ -10,6 +10,7 @@ from typing import Any
 from tl_core import Tolerance
 from tl_resume._check._ablate import Cause
 from tl_resume._check._loop import Loop, Run
+from tl_resume._check._modules import FirstDifference
 from tl_resume._check._origin import Origin, origin
 from tl_resume._check._parting import Parting
 from tl_resume._check._position import Position, describe_position
@@ -47,7 +48,7 @@ class Evidence:
         only_elsewhere: whether the runs part in a fresh process, and not in this one.
         decisions: the lines at which the loop decides by values that were lost, by place.
         told: the rules of the findings, for the notes.
-        first_module: which module's output differs first, where nothing else explains that the runs part.
+        first_module: where the modules' outputs differ first, where nothing else explains that the runs part.
     """
 
     loop: Loop
@@ -61,7 +62,7 @@ class Evidence:
     warm_agrees: bool | None = None
     only_elsewhere: bool = False
     decisions: dict[tuple[Piece, tuple[Any, ...]], str] = field(default_factory=dict)
-    first_module: str = ""
+    first_module: FirstDifference = field(default_factory=FirstDifference)
     told: tuple[str, ...] = ()
 
     @cached_property

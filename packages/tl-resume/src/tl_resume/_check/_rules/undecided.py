@@ -16,13 +16,16 @@ def diverges(evidence: Evidence) -> Iterator[Finding]:
     found = evidence.diverged
     if found is None or evidence.saving_parts is not None:
         return
+    if evidence.first_module.drawn_from:
+        yield _drawn_between(evidence)
+        return
     differing = [p for p in evidence.by_piece if p.kind != "gradients"]
     if differing:
         seen = f"{listed(differing)} differ after loading, but put back they do not give the uninterrupted run"
     else:
         seen = f"right after loading, everything that was compared is as saved: {_compared(evidence)}"
-    if evidence.first_module:
-        seen += f"; {evidence.first_module}"
+    if evidence.first_module.seen:
+        seen += f"; {evidence.first_module.seen}"
     if evidence.warm_agrees:
         seen += (
             f"; loaded into a setup that was trained up to step {evidence.resume_at}, the checkpoint gives the "
@@ -39,6 +42,27 @@ def diverges(evidence: Evidence) -> Iterator[Finding]:
         if evidence.save.saved.uncopied
         else "look at what the step reads that neither the setup nor the step's own code shows",
         steps=(found.step,),
+    )
+
+
+def _drawn_between(evidence: Evidence) -> Finding:
+    """Say that generators which were restored, or put back, stand otherwise when a module draws from them."""
+    found, first = evidence.diverged, evidence.first_module
+    assert found is not None
+    pieces = [Piece("rng", name) for name in first.drawn_from]
+    names = listed_names(map(title, pieces))
+    restored = not any(piece in evidence.by_piece for piece in pieces)
+    known = "it was as saved" if restored else "putting its state back does not help"
+    return Finding(
+        "rng-not-restored",
+        f"{parting(found)}; in step {found.step}, module {first.module} is the first that gives something else for the "
+        f"same input: it draws from {names}, in another state than without interruption; right after loading, {known}",
+        "something draws from it between load() and that module's call, which does not without interruption, or the "
+        "reverse; the iterator of a DataLoader does, a number for its workers, when it begins",
+        "give the loader a generator of its own, DataLoader(..., generator=torch.Generator()), or restore the random "
+        "states when its iterator has begun",
+        steps=(found.step,),
+        evidence={"is_cause": True},
     )
 
 
