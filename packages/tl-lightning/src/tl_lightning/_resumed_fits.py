@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from tl_core import TrainingSetup, noted, preserve_rng, seed_everything
 from tl_lightning._fit import Hooks, ended, loss_of, result_of, stepped_fit
 from tl_lightning._flavor import flavor_of
+from tl_lightning._quiet import quiet
 from tl_lightning._setup import fill, own_callbacks, setup_of
 from tl_telemetry import StateCapture, StateDifference, SteppedLoop, capture_state, compare_captures
 
@@ -48,7 +49,7 @@ class Fits:
         """Return the device that the Trainers train on."""
         with preserve_rng():
             seed_everything(seed)
-            trainer, _, _ = _arguments(self._make_fit())
+            trainer, _, _ = self._build()
             return trainer.strategy.root_device
 
     def make_setup(self) -> TrainingSetup:
@@ -68,7 +69,8 @@ class Fits:
     def save(self, setup: TrainingSetup, path: Path) -> None:
         trainer, _ = self._running[setup]
         self._saved_in_epoch = not trainer.is_last_batch
-        trainer.save_checkpoint(path)
+        with quiet():
+            trainer.save_checkpoint(path)
         self._held = trainer, capture_state(setup)
 
     def load(self, setup: TrainingSetup, path: Path) -> None:
@@ -84,7 +86,7 @@ class Fits:
 
     def _begin(self, checkpoint: Path | None) -> tuple[Any, SteppedLoop]:
         """Begin a fit, and stop it before its first batch, with everything restored."""
-        trainer, module, arguments = _arguments(self._make_fit())
+        trainer, module, arguments = self._build()
         for what, one in (("Trainer", trainer), ("module", module)):
             if one in self._given:
                 raise ValueError(f"make_fit() returned the same {what} as an earlier call: build it inside make_fit()")
@@ -104,6 +106,10 @@ class Fits:
         if loop.over:
             raise ValueError("Trainer.fit ended before the first batch: look at the Trainer's limits and the loader")
         return trainer, loop
+
+    def _build(self) -> tuple[Any, Any, dict[str, Any]]:
+        with quiet():  # a Trainer announces its devices when it is built
+            return _arguments(self._make_fit())
 
     def _batch_begins(self, checkpoint: Path | None, trainer: Any) -> None:
         """Look, at the first batch after a checkpoint, what has changed since it was written or restored."""
