@@ -18,7 +18,7 @@ from tl_telemetry import Piece, SchedulerStep, StateCapture, StateDifference, co
 # How much further a weight may move than its gradient's error explains: the optimizer's own rounding.
 OPTIMIZER_SLACK = 10.0
 # The kinds of pieces that are kept beside the model.
-STATE_KINDS = ("state", "attribute", "outside")
+STATE_KINDS = ("state", "attribute", "module attributes", "outside")
 # How far an average may move otherwise, beside what it shares with the weights: of its movement.
 STATE_SLACK = 0.05
 

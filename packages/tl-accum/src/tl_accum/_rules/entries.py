@@ -18,6 +18,9 @@ def entry(comparison: Comparison, piece: Piece, key: Any = None) -> str:
             return f"{name} ({type(value).__name__})"
     elif piece.kind == "attribute":
         name, value = f"setup.{piece.name}", getattr(setup, piece.name, None)
+    elif piece.kind == "module attributes":
+        part = f"setup.model.{key}" if key else "setup.model"
+        return "what modules keep in attributes" if key is None else f"the attributes of {part}"
     if key is None:
         return name
     if piece.kind == "outside":

@@ -93,7 +93,7 @@ def moved_between(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _name(change: StateDifference) -> str:
-    return ".".join(map(str, change.path))
+    return ".".join(str(part) for part in change.path if part != "")
 
 
 def _is_moved(change: StateDifference, is_parameter: bool) -> bool:
@@ -201,11 +201,12 @@ def _state(comparison: Comparison, *, told: bool) -> Iterator[Finding]:
             seen = f"{name} did not move in {cycle(plan, plan.groups[gap.number])}"
             cause = "it is not updated with accumulation"
         worst = held[0]
+        inner = worst.name.lstrip(".")  # the root module has no name of its own
         due = f"with the full batch, it {f'moved {often(len(wanted))}' if wanted else 'did not move'}"
         amount = f"{number(worst.got)} instead of {number(worst.expected)}"
         yield Finding(
             "state-per-micro-batch",
-            f"{seen}; {due}" + (f"; {worst.name} moved by {amount}" if worst.name else f"; by {amount}"),
+            f"{seen}; {due}" + (f"; {inner} moved by {amount}" if inner else f"; by {amount}"),
             cause,
             fix,
             evidence={"micro_batches": tuple(made), "state": str(piece)},
