@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +90,7 @@ def moving_parts() -> dict[str, Any]:
         "engine": torch.autograd._engine_run_backward,
         "grad mode": torch.is_grad_enabled(),
         "progress bars": logging.is_progress_bar_enabled(),
+        "frozen": gc.get_freeze_count(),
         "verbosity": logging.get_verbosity(),
     }
 

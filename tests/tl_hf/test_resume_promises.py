@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -12,6 +13,7 @@ from accelerate.state import GradientState
 from transformers import Trainer, TrainerCallback
 
 from tl_hf import check_hf_resume_equivalent
+from tl_hf._garbage import short_collections
 
 
 def streams() -> list[Any]:
@@ -27,6 +29,19 @@ def test_nothing_is_left_behind(hf, tmp_path, monkeypatch):
     assert streams() == before
     assert GradientState().dataloader_references == loaders
     assert [list(path.iterdir()) for path in tmp_path.iterdir()] == [[]]
+
+
+def test_frozen_objects_of_somebody_elses_stay_frozen(hf):
+    """The check freezes what is there while it runs, and undoes nobody's gc.freeze()."""
+    with short_collections():
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        check_hf_resume_equivalent(lambda: hf.trainer(), steps=2)
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_checkpoints_of_the_persons_own_stay_where_they_are(hf, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +14,7 @@ from tl_core import TrainingSetup
 from tl_hf._accumulation_advice import advised
 from tl_hf._feed import Feed
 from tl_hf._fit import Fit
+from tl_hf._garbage import short_collections
 from tl_hf._made import Maker, check_make_trainer
 from tl_hf._own_code import own_code
 from tl_hf._setup import setup_of
@@ -84,7 +86,7 @@ def check_hf_accumulation_equivalent(
         epoch_length = _incomplete_epoch(data, accumulation_steps)
     runs = _Runs(maker, accumulation_steps, cycles, epoch_length)
     make_setup, make_step = runs.functions(trainer)
-    try:
+    with short_collections(), closing(runs):
         report = check_accumulation_equivalent(
             make_setup,
             data,
@@ -100,8 +102,6 @@ def check_hf_accumulation_equivalent(
             atol=atol,
             allow=allow,
         )
-    finally:
-        runs.close()
     return advised(report, trainer)
 
 

@@ -15,6 +15,7 @@ from tl_core import TrainingSetup
 from tl_hf._attributes import has_own_attributes, pull, push
 from tl_hf._batches import RepeatedBatches
 from tl_hf._fit import Fit
+from tl_hf._garbage import short_collections
 from tl_hf._made import Maker, check_make_trainer
 from tl_hf._own_code import own_code
 from tl_hf._quiet import without_progress_bars
@@ -90,7 +91,7 @@ def check_hf_resume_equivalent(
         finally:
             runs.close()
 
-    with without_progress_bars():
+    with without_progress_bars(), short_collections():
         report = check()
         if undecided(report) and not trainer.args.save_only_model:
             batches = RepeatedBatches()
