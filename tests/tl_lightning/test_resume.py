@@ -21,9 +21,18 @@ def dataset(batches):
 
 
 @pytest.fixture
-def make_fit(pl, make_class, make_trainer, dataset):
+def make_fit(one_pl, make_class, make_trainer, dataset):
     """Return a ``make_fit``: Trainer, module and loader, four batches an epoch."""
+    return fits_of(one_pl, make_class, make_trainer, dataset)
 
+
+@pytest.fixture
+def make_either_fit(pl, make_class, make_trainer, dataset):
+    """The same for each of the two packages."""
+    return fits_of(pl, make_class, make_trainer, dataset)
+
+
+def fits_of(pl, make_class, make_trainer, dataset):
     def make(*, callbacks=list, loader=DataLoader, dropout=0.0, cls=None, methods=None, arguments=None, **options):
         cls = cls or make_class(pl, dropout=dropout, **(methods or {}))
 
@@ -71,15 +80,15 @@ def seeded_by_step(self, batch, batch_idx):
 
 
 @pytest.mark.parametrize("resume_at", [None, 4])
-def test_a_fit_that_resumes_passes(make_fit, resume_at):
+def test_a_fit_that_resumes_passes(make_either_fit, resume_at):
     """At an epoch's end, Lightning restores what a plain module and a loader without shuffling need."""
-    report = assert_lightning_resume_equivalent(make_fit(), steps=8, resume_at=resume_at)
+    report = assert_lightning_resume_equivalent(make_either_fit(), steps=8, resume_at=resume_at)
     assert str(report) == PASSED
     assert report.resume_at == 4
 
 
 @pytest.mark.parametrize("interval", ["step", "epoch"])
-def test_schedulers_resume(make_fit, interval):
+def test_schedulers_resume(make_either_fit, interval):
     """Schedulers of both kinds go on where they stood."""
 
     def configure_optimizers(self):
@@ -87,7 +96,7 @@ def test_schedulers_resume(make_fit, interval):
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
         return [optimizer], [{"scheduler": scheduler, "interval": interval}]
 
-    report = check_lightning_resume_equivalent(make_fit(methods={"configure_optimizers": configure_optimizers}))
+    report = check_lightning_resume_equivalent(make_either_fit(methods={"configure_optimizers": configure_optimizers}))
     assert str(report) == PASSED
 
 
@@ -156,9 +165,9 @@ def test_a_stateful_loader_passes_within_an_epoch(make_fit, shuffle):
 
 
 @with_torchdata
-def test_dropout_is_not_restored(make_fit):
+def test_dropout_is_not_restored(make_either_fit):
     """With the data at their place, dropout draws other numbers; the whole finding says what to do about it."""
-    report = check_lightning_resume_equivalent(make_fit(loader=stateful, dropout=0.3), resume_at=2)
+    report = check_lightning_resume_equivalent(make_either_fit(loader=stateful, dropout=0.3), resume_at=2)
     assert (
         finding_of(report)
         == """\
@@ -182,10 +191,10 @@ def test_numbers_drawn_from_the_step_pass(make_fit, loader, resume_at):
 
 @with_torchdata
 @pytest.mark.parametrize(("place", "resume_at"), [("load_state_dict", 4), ("on_train_start", 2)])
-def test_generators_kept_by_a_callback_pass(pl, make_fit, place, resume_at):
+def test_generators_kept_by_a_callback_pass(one_pl, make_fit, place, resume_at):
     """A state in the checkpoint works too: set when loading for the next epoch's order, at the start within one."""
 
-    class Generators(pl.Callback):
+    class Generators(one_pl.Callback):
         def state_dict(self):
             return {"torch": torch.get_rng_state()}
 
@@ -218,11 +227,11 @@ def averaging(pl, *, saved):
     return Average
 
 
-def test_a_callback_that_loses_its_average(pl, make_fit):
+def test_a_callback_that_loses_its_average(pl, make_either_fit):
     """An EMA that no ``state_dict`` covers is found before it costs anything; with one, it passes."""
-    fit = make_fit(callbacks=lambda: [averaging(pl, saved=True)()])
+    fit = make_either_fit(callbacks=lambda: [averaging(pl, saved=True)()])
     assert str(check_lightning_resume_equivalent(fit)) == PASSED
-    fit = make_fit(callbacks=lambda: [averaging(pl, saved=False)()])
+    fit = make_either_fit(callbacks=lambda: [averaging(pl, saved=False)()])
     assert (
         finding_of(check_lightning_resume_equivalent(fit))
         == """\
@@ -238,10 +247,10 @@ module, register a buffer, or use on_save_checkpoint() and on_load_checkpoint()"
 
 
 @pytest.mark.parametrize("kept", ["attribute", "buffers", "hooks"])
-def test_an_average_in_the_module(pl, make_class, make_fit, kept):
+def test_an_average_in_the_module(one_pl, make_class, make_fit, kept):
     """A plain attribute is lost; buffers, and the hooks for checkpoints, keep it."""
 
-    class Averaging(make_class(pl)):
+    class Averaging(make_class(one_pl)):
         def __init__(self):
             super().__init__()
             self.average = {name: value.detach().clone() for name, value in self.net.named_parameters()}
@@ -272,10 +281,10 @@ def test_an_average_in_the_module(pl, make_class, make_fit, kept):
         assert str(report) == PASSED
 
 
-def test_an_attribute_that_decides_names_its_effect(pl, make_class, make_fit):
+def test_an_attribute_that_decides_names_its_effect(one_pl, make_class, make_fit):
     """What the loss depends on is told with where the runs part."""
 
-    class Growing(make_class(pl)):
+    class Growing(make_class(one_pl)):
         def __init__(self):
             super().__init__()
             self.factor = 1.0
@@ -306,10 +315,28 @@ def test_gradients_of_an_unfinished_group_are_lost(make_fit):
     )
 
 
-def test_a_rule_can_be_allowed(make_fit, pl):
+def test_a_rule_can_be_allowed(make_fit, one_pl):
     """What is meant is allowed by its rule's name, and what is not raises."""
-    fit = make_fit(callbacks=lambda: [averaging(pl, saved=False)()])
+    fit = make_fit(callbacks=lambda: [averaging(one_pl, saved=False)()])
     with pytest.raises(CheckFailed) as error:
         assert_lightning_resume_equivalent(fit)
     assert rules_of(error.value.report) == ["attribute-not-restored"]
     assert assert_lightning_resume_equivalent(fit, allow=["attribute-not-restored"]).findings == ()
+
+
+def test_a_trainer_limited_by_steps_trains_on_a_batch_too_many(make_fit):
+    """At an epoch's end, Lightning's own resume goes wrong with ``max_steps``; the finding says so."""
+    report = check_lightning_resume_equivalent(make_fit(arguments={"max_steps": 50}), resume_at=4)
+    assert (
+        finding_of(report)
+        == """\
+[data-position-not-restored] step 5 trained on the batch that step 0 had without interruption: the data are 5 steps \
+behind; sample indices 0-7 were repeated, sample indices 24-31 dropped; the runs part at step 5: loss 0.76237 resumed, \
+1.21172 without interruption
+  cause: the data start at another place after resuming than where the run had stopped; limited by max_steps, \
+Lightning takes the epoch that was over when it saved for unfinished: the resumed fit trained on a batch 5 of it, which \
+has 4
+  fix: limit the Trainer by max_epochs in place of max_steps; if this stays: give the loader an order that a new \
+process finds again (a sampler with set_epoch(), which Lightning calls) and, within an epoch, a position: torchdata's \
+StatefulDataLoader has one, any other loader can only be resumed at the end of an epoch"""
+    )

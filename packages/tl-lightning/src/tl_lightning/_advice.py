@@ -85,6 +85,29 @@ def explained(report: R, lost: Iterable[str], overwritten: Iterable[str]) -> R:
     return replace(report, findings=findings)
 
 
+def repeated(report: R, beyond_epoch: int) -> R:
+    """Return a report that says why the resumed fit trained on one batch too many.
+
+    Args:
+        report: the report.
+        beyond_epoch: which batch of an epoch the resumed fit trained on that has not as many; 0: none.
+    """
+    if not beyond_epoch:
+        return report
+    cause = (
+        "limited by max_steps, Lightning takes the epoch that was over when it saved for unfinished: the resumed fit "
+        f"trained on a batch {beyond_epoch} of it, which has {beyond_epoch - 1}"
+    )
+    fix = "limit the Trainer by max_epochs in place of max_steps"
+    findings = tuple(
+        replace(one, cause=f"{one.cause}; {cause}", fix=f"{fix}; if this stays: {one.fix}")
+        if one.rule in ("data-position-not-restored", "resume-diverges")
+        else one
+        for one in report.findings
+    )
+    return replace(report, findings=findings)
+
+
 def in_words(report: R, callbacks: Iterable[str]) -> R:
     """Return a report in the words of the person, who has written neither a setup nor a load().
 

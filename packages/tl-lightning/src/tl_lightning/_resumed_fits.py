@@ -29,6 +29,7 @@ class Fits:
         callbacks: the names of the person's callbacks.
         lost: what changed between the checkpoint and the next batch in the run that saved, and not when resumed.
         overwritten: what changed there in a resumed fit only.
+        beyond_epoch: which batch of an epoch a resumed fit trained on that has not as many; 0: none.
     """
 
     def __init__(self, make_fit: Callable[[], tuple[Any, ...]], steps: int) -> None:
@@ -43,6 +44,7 @@ class Fits:
         self.callbacks: set[str] = set()
         self.lost: list[str] = []
         self.overwritten: list[str] = []
+        self.beyond_epoch = 0
         self._running: WeakKeyDictionary[TrainingSetup, tuple[Any, SteppedLoop]] = WeakKeyDictionary()
 
     def device(self, seed: int) -> Any:
@@ -111,8 +113,10 @@ class Fits:
         with quiet():  # a Trainer announces its devices when it is built
             return _arguments(self._make_fit())
 
-    def _batch_begins(self, checkpoint: Path | None, trainer: Any) -> None:
+    def _batch_begins(self, checkpoint: Path | None, trainer: Any, batch_idx: int) -> None:
         """Look, at the first batch after a checkpoint, what has changed since it was written or restored."""
+        if checkpoint is not None and batch_idx >= trainer.num_training_batches:
+            self.beyond_epoch = batch_idx + 1
         if self._held is None or self._held[0] is not trainer:
             return
         setup = next(setup for setup, (one, _) in self._running.items() if one is trainer)
@@ -142,13 +146,13 @@ def _named(difference: StateDifference, setup: TrainingSetup) -> str | None:
     return None
 
 
-def _hooks(pause: Callable[..., Any], trainer: Any, within: bool, look: Callable[[Any], None]) -> Hooks:
+def _hooks(pause: Callable[..., Any], trainer: Any, within: bool, look: Callable[[Any, int], None]) -> Hooks:
     """Pause before the first batch (``within`` an epoch, with the loader's iterator made), and after each batch."""
     losses: list[Any] = []
 
-    def batch_begins(trainer: Any, *rest: Any) -> None:
+    def batch_begins(trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         losses.clear()
-        look(trainer)
+        look(trainer, batch_idx)
 
     def batch_ended(trainer: Any, module: Any, outputs: Any, *rest: Any) -> None:
         losses.append(loss_of(outputs, trainer))
