@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -63,7 +64,7 @@ class Fits:
 
     def step(self, setup: TrainingSetup, index: int) -> Any:
         trainer, loop = self._running[setup]
-        loss = None if loop.over else loop.advance()
+        loss = None if loop.over else _advance(loop)
         if loop.over:
             raise ValueError(f"{ended(trainer, index)}; and steps={self._steps} needs {self._steps}")
         return result_of(loss, trainer)
@@ -104,7 +105,7 @@ class Fits:
             **arguments,
         )
         with noted("raised in Trainer.fit, before the first batch"):
-            loop.advance()
+            _advance(loop)
         if loop.over:
             raise ValueError("Trainer.fit ended before the first batch: look at the Trainer's limits and the loader")
         return trainer, loop
@@ -128,6 +129,13 @@ class Fits:
         else:
             self.lost = [name for name in self._changed if name not in changed]
             self.overwritten = [name for name in changed if name not in self._changed]
+
+
+def _advance(loop: SteppedLoop) -> Any:
+    """Run to the next pause, without the warning that a loader has no position: the check tells what that does."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
+        return loop.advance()
 
 
 def _named(difference: StateDifference, setup: TrainingSetup) -> str | None:
