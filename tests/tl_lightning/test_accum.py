@@ -81,13 +81,13 @@ def test_dropout_is_switched_off(one_pl, make_class, batches):
     assert [note.rule for note in report.notes] == ["noise"]
 
 
-def test_a_loss_that_is_a_sum(pl, make_class, batches):
+def test_a_loss_that_is_a_sum(one_pl, make_class, batches):
     """A sum over the batch is divided by the Trainer, and added, not averaged."""
 
     def training_step(self, batch, batch_idx):
         return torch.nn.functional.mse_loss(self.net(batch[0]), batch[1], reduction="sum")
 
-    report = check_lightning_accumulation_equivalent(make_class(pl, training_step=training_step), batches)
+    report = check_lightning_accumulation_equivalent(make_class(one_pl, training_step=training_step), batches)
     assert (
         finding_of(report)
         == """\
@@ -98,13 +98,13 @@ not averaged
     )
 
 
-def test_a_loss_that_is_divided_twice(pl, make_class, batches):
+def test_a_loss_that_is_divided_twice(one_pl, make_class, batches):
     """A module that divides as well as the Trainer trains with a fraction of the gradients."""
 
     def training_step(self, batch, batch_idx):
         return self.loss(batch) / self.trainer.accumulate_grad_batches
 
-    report = check_lightning_accumulation_equivalent(make_class(pl, training_step=training_step), batches)
+    report = check_lightning_accumulation_equivalent(make_class(one_pl, training_step=training_step), batches)
     assert (
         finding_of(report)
         == """\
@@ -130,9 +130,9 @@ def test_means_over_unequal_numbers(one_pl, make_class, batches):
     )
 
 
-def test_an_incomplete_last_group(pl, make_class, batches):
+def test_an_incomplete_last_group(one_pl, make_class, batches):
     """Lightning divides by ``accumulate_grad_batches`` in an epoch's last group too, however small."""
-    report = check_lightning_accumulation_equivalent(make_class(pl), batches, epoch_length=6)
+    report = check_lightning_accumulation_equivalent(make_class(one_pl), batches, epoch_length=6)
     assert (
         finding_of(report)
         == """\
@@ -142,7 +142,7 @@ uses gradients 0.5x the full batch's
   fix: Lightning divides by accumulate_grad_batches in an epoch's last group too: let the epoch's length be a multiple \
 of it (drop_last=True, limit_train_batches), or accumulate by manual optimization"""
     )
-    assert str(check_lightning_accumulation_equivalent(make_class(pl), batches, epoch_length=8)) == PASSED
+    assert str(check_lightning_accumulation_equivalent(make_class(one_pl), batches, epoch_length=8)) == PASSED
 
 
 def test_a_clip_in_every_micro_batch(one_pl, make_class, batches):

@@ -317,3 +317,29 @@ def test_arguments_that_cannot_be_copied_are_named(one_pl, make_class):
         "trainer_kwargs is copied for each setup, which one of its values refuses; the module's own "
         "configure_callbacks() can build callbacks anew instead: not me"
     )
+
+
+def test_a_validation_step_that_has_no_data_is_left_out(pl, make_class, batches):
+    """A module that validates too is fed without: nothing warns of the loader that is missing."""
+
+    def validation_step(self, batch, batch_idx):
+        raise AssertionError("validated")
+
+    make_setup, step = from_lightning(make_class(pl, validation_step=validation_step), epoch_length=2)
+    assert str(run_training(make_setup, batches, step, steps=6).check()) == "Training run: passed"
+
+
+def test_a_callback_that_stops_is_named(one_pl, make_class, batches):
+    """A fit that was stopped from inside says so, and not which limits it had."""
+
+    class Stopping(one_pl.Callback):
+        def on_train_batch_end(self, trainer, *rest):
+            trainer.should_stop = True
+
+    make_setup, step = from_lightning(make_class(one_pl), trainer_kwargs={"callbacks": [Stopping()]})
+    setup = make_setup()
+    step(setup, batches[0])
+    assert error_of(RuntimeError, step, setup, batches[1]) == (
+        "Trainer.fit has ended after 1 batch: a callback or the module stopped it (trainer.should_stop); and another "
+        "batch came: change trainer_kwargs, or run fewer steps"
+    )

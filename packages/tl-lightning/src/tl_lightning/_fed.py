@@ -42,7 +42,9 @@ class FedFit:
         arguments: dict[str, Any] = {"train_dataloaders": feed}
         own, base = type(module), flavor.LightningModule
         if own.validation_step is not base.validation_step and own.val_dataloader is base.val_dataloader:
-            arguments["val_dataloaders"] = []  # without any, Lightning warns that validation_step is never called
+            # Lightning warns of a validation_step without any, and of one that is empty unless no batches are wanted
+            arguments["val_dataloaders"] = []
+            trainer.limit_val_batches = 0
         self._loop = stepped_fit(trainer, module, hooks, **arguments)
         with noted("raised in Trainer.fit, before the first batch"):
             self._loop.advance()
