@@ -118,3 +118,15 @@ def test_the_driver_is_lightning_where_it_steps(one_pl, make_class, manual):
     """With automatic optimization the Trainer is named as the driver, with manual optimization nobody."""
     setup = setup_with(one_pl, make_class, lambda self: adam(self.parameters()), manual=manual)
     assert setup.driver == ("" if manual else "Lightning")
+
+
+def test_callbacks_with_decorated_methods_are_the_persons(pl, make_class):
+    """Whose code a callback is, its class tells: a decorator of torch's around a method does not make it torch's."""
+
+    class Average(pl.Callback):
+        @torch.no_grad()
+        def on_train_batch_end(self, *given):
+            pass
+
+    setup = setup_with(pl, make_class, lambda self: adam(self.parameters()), callbacks=[Average()])
+    assert isinstance(setup.Average, Average)

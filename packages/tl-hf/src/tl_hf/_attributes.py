@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dis
 import functools
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 from transformers import Trainer
 
-from tl_telemetry import is_own_namespace
+from tl_telemetry import is_own_class
 
 
 def pull(trainer: Trainer, attributes: dict[str, Any]) -> None:
@@ -62,9 +61,3 @@ def _stored(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _stored(constant)
-
-
-def is_own_class(cls: type) -> bool:
-    """Tell whether a class is the person's own."""
-    module = sys.modules.get(cls.__module__)
-    return module is not None and is_own_namespace(vars(module))

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import Trainer
 
 from tl_core import TrainingSetup
-from tl_hf._attributes import is_own_class
+from tl_telemetry import is_own_class
 
 
 def setup_of(trainer: Trainer) -> TrainingSetup:

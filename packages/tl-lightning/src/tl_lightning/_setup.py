@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from tl_core import TrainingSetup
-from tl_telemetry import is_own_namespace
+from tl_telemetry import is_own_class
 
 
 def setup_of(trainer: Any) -> TrainingSetup:
@@ -37,7 +37,7 @@ def fill(setup: TrainingSetup, trainer: Any) -> None:
 
 def own_callbacks(trainer: Any) -> dict[str, Any]:
     """Return the Trainer's callbacks that are of the person's own classes, by the names of these."""
-    own = [callback for callback in trainer.callbacks if _is_own(type(callback))]
+    own = [callback for callback in trainer.callbacks if is_own_class(type(callback))]
     count = Counter(type(callback).__name__ for callback in own)
     seen: Counter[str] = Counter()
     named = {}
@@ -46,11 +46,6 @@ def own_callbacks(trainer: Any) -> dict[str, Any]:
         named[f"{name}[{seen[name]}]" if count[name] > 1 else name] = callback
         seen[name] += 1
     return named
-
-
-def _is_own(cls: type) -> bool:
-    method = next((value for value in vars(cls).values() if hasattr(value, "__globals__")), None)
-    return is_own_namespace(method.__globals__ if method is not None else {"__name__": cls.__module__})
 
 
 def _one_or_several(optimizers: list[Any]) -> Any:

@@ -29,7 +29,7 @@ from tl_telemetry._evidence import Evidence
 from tl_telemetry._gradient_log import GradientAct, GradientLog
 from tl_telemetry._late import LateRun, observe_later
 from tl_telemetry._observe import observe
-from tl_telemetry._outside import Outside, is_own_namespace, own_object, setup_functions
+from tl_telemetry._outside import Outside, is_own_class, is_own_namespace, own_object, setup_functions
 from tl_telemetry._record import ParameterFigures, StepRecord
 from tl_telemetry._rule_ids import FINDINGS, NOTES
 from tl_telemetry._rules.bounds import non_finite
@@ -77,6 +77,7 @@ __all__ = [
     "compare_captures",
     "explain_nonfinite",
     "first_divergence",
+    "is_own_class",
     "is_own_namespace",
     "largest_gap",
     "never_stepped",
