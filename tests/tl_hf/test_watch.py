@@ -264,3 +264,30 @@ def test_misuse_is_named(hf, arguments, message):
     with pytest.raises(TypeError) as caught, watch_hf(**{"trainer": hf.trainer(), **arguments}):
         pass
     assert f"TypeError: {caught.value}" == message
+
+
+def test_callbacks_of_executed_code_are_the_persons(hf):
+    """A callback is the person's also where no module of its name was imported, and its methods are decorated."""
+    namespace = {"__name__": "executed"}
+    exec(
+        "import torch\nfrom transformers import TrainerCallback\n"
+        "class Average(TrainerCallback):\n    @torch.no_grad()\n    def on_step_end(self, *given, **named): pass\n",
+        namespace,
+    )
+    trainer = hf.trainer(max_steps=1, callbacks=[namespace["Average"]])
+    with watch_hf(trainer) as run:
+        trainer.train()
+    assert isinstance(run.setup.Average, namespace["Average"])
+
+
+def test_a_wrapper_that_stays_does_not_hear_twice(hf):
+    """What somebody wraps around a watched method and leaves there makes no further records in the next watch."""
+    trainer = hf.trainer(max_steps=2)
+    with watch_hf(trainer) as first:
+        watched = trainer.training_step
+        trainer.training_step = lambda *given: watched(*given)
+        trainer.train()
+    with watch_hf(trainer) as second:
+        trainer.train()
+    assert [len(run.losses) for run in (first, second)] == [2, 2]
+    assert [len(run.records) for run in (first, second)] == [2, 2]

@@ -38,41 +38,43 @@ class Listener:
         """Hear that the training is over."""
 
 
-# Of each Trainer, who listens. One set of taps serves all, so that they can leave in any order.
-_listeners: WeakKeyDictionary[Trainer, list[Listener]] = WeakKeyDictionary()
-_untap: WeakKeyDictionary[Trainer, ExitStack] = WeakKeyDictionary()
+# Of each Trainer, who listens, and the taps: one set of them serves all listeners, so that they can leave in any order.
+_heard: WeakKeyDictionary[Trainer, tuple[list[Listener], ExitStack]] = WeakKeyDictionary()
 
 
 @contextmanager
 def listening(trainer: Trainer, listener: Listener) -> Iterator[None]:
     """Let a listener hear what a Trainer does; with the last one everything is put back."""
-    heard = _listeners.setdefault(trainer, [])
-    if not heard:
-        _untap[trainer] = _tapped(trainer, heard)
-    heard.append(listener)
+    if trainer not in _heard:
+        # a new list: a tap of earlier, which somebody else's wrapper still calls, has the old one
+        listeners: list[Listener] = []
+        _heard[trainer] = listeners, _tapped(trainer, listeners)
+    listeners, taps = _heard[trainer]
+    listeners.append(listener)
     try:
         yield
     finally:
-        heard.remove(listener)
-        if not heard:
-            _untap.pop(trainer).close()
+        listeners.remove(listener)
+        if not listeners:
+            del _heard[trainer]
+            taps.close()
 
 
-def _tapped(trainer: Trainer, heard: list[Listener]) -> ExitStack:
+def _tapped(trainer: Trainer, listeners: list[Listener]) -> ExitStack:
     """Put taps into a Trainer. Callbacks would not do: a resumed Trainer puts restored ones after all others."""
     update_done = False
 
     def training_step(original: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        for listener in list(heard):
+        for listener in list(listeners):
             listener.micro_batch_begins(inputs)
         loss = original(model, inputs, *args, **kwargs)
-        for listener in list(heard):
+        for listener in list(listeners):
             listener.loss(loss)
         return loss
 
     def after(told: Callable[[Listener], None], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        for listener in list(heard):
+        for listener in list(listeners):
             told(listener)
         return result
 
@@ -92,24 +94,24 @@ def _tapped(trainer: Trainer, heard: list[Listener]) -> ExitStack:
             trainer.control.should_save = True
             original(*args, **kwargs)  # what was due is done: it only saves
 
-        for listener in list(heard):
+        for listener in list(listeners):
             listener.update_ended(save)
 
     def told(name: str) -> Callable[[Listener], None]:
         return lambda listener: getattr(listener, name)()
 
     handler = trainer.callback_handler
-    taps = ExitStack()
-    for owner, name, tap in (
-        (handler, "on_train_begin", functools.partial(after, told("begins"))),
-        (trainer, "training_step", training_step),
-        (handler, "on_substep_end", functools.partial(after, told("micro_batch_ended"))),
-        (handler, "on_step_end", on_step_end),
-        (trainer, "_maybe_log_save_evaluate", log_save_evaluate),
-        (handler, "on_train_end", functools.partial(after, told("ended"))),
-    ):
-        taps.callback(_tap(owner, name, tap))
-    return taps
+    with ExitStack() as taps:  # one that cannot be put in takes the others away
+        for owner, name, tap in (
+            (handler, "on_train_begin", functools.partial(after, told("begins"))),
+            (trainer, "training_step", training_step),
+            (handler, "on_substep_end", functools.partial(after, told("micro_batch_ended"))),
+            (handler, "on_step_end", on_step_end),
+            (trainer, "_maybe_log_save_evaluate", log_save_evaluate),
+            (handler, "on_train_end", functools.partial(after, told("ended"))),
+        ):
+            taps.callback(_tap(owner, name, tap))
+        return taps.pop_all()
 
 
 def _tap(owner: Any, name: str, tap: Callable[..., Any]) -> Callable[[], None]:
