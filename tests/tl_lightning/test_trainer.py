@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+
 import pytest
 import torch
 
-from tl_lightning import make_lightning_trainer
+from tl_lightning import check_lightning_resume_equivalent, make_lightning_trainer
 
 
 def test_it_is_a_trainer_that_fits(one_pl, make_class, batches, tmp_path, monkeypatch, capfd, caplog):
@@ -50,8 +53,8 @@ def test_calling_it_makes_another_one(one_pl):
 
 
 def test_a_device_is_one_device(one_pl):
-    """The device may be a string or a torch.device."""
-    for device in ("cpu", torch.device("cpu")):
+    """The device may be a string or a torch.device, with a number or without."""
+    for device in ("cpu", "cpu:0", torch.device("cpu")):
         trainer = make_lightning_trainer(device=device)
         assert trainer.strategy.root_device == torch.device("cpu")
         assert trainer(max_steps=1).strategy.root_device == torch.device("cpu")
@@ -61,3 +64,17 @@ def test_an_unknown_argument_is_an_error(one_pl):
     """What ``Trainer`` does not know, it refuses."""
     with pytest.raises(TypeError, match="max_step"):
         make_lightning_trainer(max_step=3)
+
+
+def test_fits_of_a_check_leave_the_loggers_levels(one_pl, make_class, batches, caplog):
+    """Fits that a check stops on the way put the levels of loggers back, whenever they end."""
+
+    def make_fit():
+        loader = torch.utils.data.DataLoader(batches, batch_size=None)
+        return make_lightning_trainer(max_epochs=4), make_class(one_pl)(), loader
+
+    logger = logging.getLogger(one_pl.__name__)
+    caplog.set_level(logging.INFO, logger.name)
+    check_lightning_resume_equivalent(make_fit, steps=4)
+    gc.collect()
+    assert logger.level == logging.INFO

@@ -60,5 +60,5 @@ def make_lightning_trainer(*, device: str | torch.device = "cpu", **trainer_kwar
 def trainer_arguments(device: str | torch.device) -> dict[str, Any]:
     """Return the arguments of a quiet Trainer on a device."""
     wanted = torch.device(device)
-    devices: Any = 1 if wanted.index is None else [wanted.index]
+    devices: Any = 1 if wanted.index is None or wanted.type == "cpu" else [wanted.index]
     return {**_QUIET, "accelerator": wanted.type, "devices": devices}
