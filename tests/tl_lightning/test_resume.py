@@ -135,9 +135,9 @@ def test_a_shuffling_loader_within_an_epoch_loses_its_place(make_fit):
     report = check_lightning_resume_equivalent(make_fit(shuffle=True), resume_at=6)
     assert rules_of(report) == ["data-position-not-restored"]
     assert report.findings[0].fix == (
-        "give the loader an order that a new process finds again (a sampler with set_epoch(), which Lightning calls) "
-        "and, within an epoch, a position: torchdata's StatefulDataLoader has one, any other loader can only be "
-        "resumed at the end of an epoch"
+        "let the order follow from the epoch's number (a sampler with set_epoch(), which Lightning calls after it has "
+        "begun to iterate: the order is to be made when the first index is asked for) and, within an epoch, give the "
+        "loader a position: torchdata's StatefulDataLoader has one, any other can only be resumed at the end of an epoch"
     )
 
 
@@ -173,8 +173,8 @@ the runs part at step 2: loss 1.30175 resumed, 1.47947 without interruption; wit
 resumed run is the uninterrupted one
   cause: its random numbers (dropout, augmentation, shuffling) are other ones after resuming
   fix: Lightning's checkpoints hold no random state: draw what a step draws from its number, with \
-torch.manual_seed(seed + trainer.global_step) in on_train_batch_start(), and the order of the data from the epoch's, \
-with a sampler that has set_epoch(), which Lightning calls"""
+torch.manual_seed(seed + trainer.global_step) in on_train_batch_start(), and the order of the data from the epoch's \
+number, with a sampler that has set_epoch()"""
     )
 
 
@@ -332,7 +332,8 @@ behind; sample indices 0-7 were repeated, sample indices 24-31 dropped; the runs
   cause: the data start at another place after resuming than where the run had stopped; limited by max_steps, \
 Lightning takes the epoch that was over when it saved for unfinished: the resumed fit trained on a batch 5 of it, \
 which has 4
-  fix: limit the Trainer by max_epochs in place of max_steps; if this stays: give the loader an order that a new \
-process finds again (a sampler with set_epoch(), which Lightning calls) and, within an epoch, a position: torchdata's \
-StatefulDataLoader has one, any other loader can only be resumed at the end of an epoch"""
+  fix: limit the Trainer by max_epochs in place of max_steps; if this stays: let the order follow from the \
+epoch's number (a sampler with set_epoch(), which Lightning calls after it has begun to iterate: the order is to be \
+made when the first index is asked for) and, within an epoch, give the loader a position: torchdata's \
+StatefulDataLoader has one, any other can only be resumed at the end of an epoch"""
     )

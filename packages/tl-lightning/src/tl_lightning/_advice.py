@@ -23,10 +23,11 @@ _WORDS = (
 RESUME = {
     "rng-not-restored": "Lightning's checkpoints hold no random state: draw what a step draws from its number, with "
     "torch.manual_seed(seed + trainer.global_step) in on_train_batch_start(), and the order of the data from the "
-    "epoch's, with a sampler that has set_epoch(), which Lightning calls",
-    "data-position-not-restored": "give the loader an order that a new process finds again (a sampler with "
-    "set_epoch(), which Lightning calls) and, within an epoch, a position: torchdata's StatefulDataLoader has one, any "
-    "other loader can only be resumed at the end of an epoch",
+    "epoch's number, with a sampler that has set_epoch()",
+    "data-position-not-restored": "let the order follow from the epoch's number (a sampler with set_epoch(), which "
+    "Lightning calls after it has begun to iterate: the order is to be made when the first index is asked for) and, "
+    "within an epoch, give the loader a position: torchdata's StatefulDataLoader has one, any other can only be "
+    "resumed at the end of an epoch",
     "optimizer-state-not-restored": "return the optimizer from configure_optimizers(), and leave its entry in the "
     "checkpoint as it is in on_save_checkpoint() and on_load_checkpoint()",
     "scheduler-not-restored": "return the scheduler from configure_optimizers(), and leave its entry in the checkpoint "
