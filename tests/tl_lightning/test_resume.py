@@ -137,7 +137,8 @@ def test_a_shuffling_loader_within_an_epoch_loses_its_place(make_fit):
     assert report.findings[0].fix == (
         "let the order follow from the epoch's number (a sampler with set_epoch(), which Lightning calls after it has "
         "begun to iterate: the order is to be made when the first index is asked for) and, within an epoch, give the "
-        "loader a position: torchdata's StatefulDataLoader has one, any other can only be resumed at the end of an epoch"
+        "loader a position: torchdata's StatefulDataLoader has one, any other can only be resumed at the end of an "
+        "epoch"
     )
 
 
