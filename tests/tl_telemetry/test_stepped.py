@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import random
 import sys
@@ -388,3 +389,36 @@ def test_without_greenlet_it_says_what_to_install(monkeypatch):
     with pytest.raises(ImportError) as error:
         SteppedLoop(lambda pause: None)
     assert str(error.value) == 'SteppedLoop needs the package greenlet: pip install "tl-telemetry[stepped]"'
+
+
+def test_context_variables_are_the_callers():
+    """The function sees what the caller has set, and sets nothing for the caller."""
+    variable = contextvars.ContextVar("variable", default="default")
+    variable.set("caller's")
+
+    def train(pause):
+        pause(variable.get())
+        variable.set("function's")
+        pause(variable.get())
+
+    loop = SteppedLoop(train)
+    assert (loop.advance(), loop.advance(), variable.get()) == ("caller's", "function's", "caller's")
+
+
+@pytest.mark.parametrize("act", ["advance", "close"])
+def test_another_thread_is_refused(act):
+    """A loop that has begun goes on in its thread; the refusal of another one leaves it as it is."""
+    loop = SteppedLoop(lambda pause: (pause(1), pause(2)))
+    loop.advance()
+    said = []
+
+    def work():
+        with pytest.raises(RuntimeError) as caught:
+            getattr(loop, act)()
+        said.append(str(caught.value))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert said == ["the loop began in another thread: it can only be advanced and closed there"]
+    assert (loop.over, loop.advance()) == (False, 2)

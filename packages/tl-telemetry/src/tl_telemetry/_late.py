@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 
 from tl_core import Finding, NotJudged, Report, TrainingSetup
 from tl_telemetry._facts import Facts
@@ -21,7 +21,7 @@ class LateRun(TrainingRun):
 
     def __init__(self, *, track_updates: bool = True, allow: Iterable[str] = ()) -> None:
         self._observed: TrainingRun | None = None
-        self._watch: AbstractContextManager[TrainingRun] | None = None
+        self._watch = ExitStack()
         self._track_updates = track_updates
         self._over = False
         super().__init__(None, allow=allow)
@@ -32,14 +32,14 @@ class LateRun(TrainingRun):
     @property
     def facts(self) -> Facts:
         """The facts of what is observed."""
-        if self._observed is None and self._over:
+        if self._observed is not None:
+            return self._observed.facts
+        if self._over:
             not_begun = Finding(
                 "not-judged", "no training began inside of the watch", "", "look at its limits and data"
             )
             raise NotJudged(Report(CHECK, notes=(not_begun,), judged=False))
-        if self._observed is None:
-            raise RuntimeError("nothing was observed: the training that this run waits for has not begun")
-        return self._observed.facts
+        raise RuntimeError("nothing was observed: the training that this run waits for has not begun")
 
     @property
     def begun(self) -> bool:
@@ -57,15 +57,12 @@ class LateRun(TrainingRun):
         """
         if self._observed is not None:
             raise RuntimeError("a second training began inside of one watch: give each a watch of its own")
-        self._watch = observe(setup, track_updates=self._track_updates)
-        self._observed = self._watch.__enter__()
+        self._observed = self._watch.enter_context(observe(setup, track_updates=self._track_updates))
 
     def end(self) -> None:
         """Stop watching, and put everything back; without a beginning, or a second time, nothing happens."""
         self._over = True
-        if self._watch is not None:
-            watch, self._watch = self._watch, None
-            watch.__exit__(None, None, None)
+        self._watch.close()
 
 
 @contextmanager

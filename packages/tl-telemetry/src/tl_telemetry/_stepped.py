@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -11,7 +12,8 @@ from typing import Any
 class SteppedLoop:
     """Run a function that trains in a loop of its own, and stop it wherever it calls ``pause``.
 
-    The function runs in the caller's thread, in a greenlet, so that all is as if it had been called. A loop that cannot
+    The function runs in the caller's thread, in a greenlet, so that all is as if it had been called (with a copy of the
+    caller's context variables, as they are when it begins). A loop that cannot
     be cut open (``Trainer.fit``, a ``main()`` with the loop inside) gives the steps that the checks run this way. Needs
     the package greenlet: ``pip install "tl-telemetry[stepped]"``.
 
@@ -72,13 +74,17 @@ class SteppedLoop:
             What the next pause was given; None when the function returned instead, as ``over`` tells.
 
         Raises:
-            RuntimeError: the function is over. What the function raises passes through.
+            RuntimeError: the function is over, or began in another thread. What the function raises passes through.
         """
         if self.over:
             raise RuntimeError("the loop is over: it cannot be advanced any more")
-        self._greenlet.parent = self._current()
+        self._come_back_here()
         try:
-            given = self._greenlet.switch(answer) if self._greenlet else self._greenlet.switch()
+            if self._greenlet:  # it has begun
+                given = self._greenlet.switch(answer)
+            else:
+                self._greenlet.gr_context = contextvars.copy_context()  # else it would begin with an empty one
+                given = self._greenlet.switch()
         finally:
             self.over = self._greenlet.dead
         if self.over:
@@ -86,13 +92,25 @@ class SteppedLoop:
         return given
 
     def close(self) -> None:
-        """End the function where it stands, as an exception would: its ``finally`` blocks run."""
+        """End the function where it stands, as an exception would: its ``finally`` blocks run.
+
+        Raises:
+            RuntimeError: the function began in another thread. What its ``finally`` blocks raise passes through.
+        """
         if self.over:
             return
+        self._come_back_here()
         self.over = self._closing[0] = True
         if self._greenlet:  # it has begun
-            self._greenlet.parent = self._current()
             self._greenlet.throw(self._exit)
+
+    def _come_back_here(self) -> None:
+        """Let pauses, and the end, lead to whoever calls now."""
+        try:
+            self._greenlet.parent = self._current()
+        except ValueError:
+            message = "the loop began in another thread: it can only be advanced and closed there"
+            raise RuntimeError(message) from None
 
     def __enter__(self) -> SteppedLoop:
         return self
