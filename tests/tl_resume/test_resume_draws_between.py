@@ -62,9 +62,9 @@ def test_a_generator_that_an_iterator_draws_from_after_loading_is_named() -> Non
     assert str(finding) == (
         "[rng-not-restored] the runs part at step 3: loss 2.28851 resumed, 3.92425 without interruption; in step 3, "
         "module 1 is the first that gives something else for the same input: it draws from torch's generator, in "
-        "another state than without interruption; right after loading, it was as saved\n"
-        "  cause: something draws from it between load() and that module's call, which does not without interruption, "
-        "or the reverse; the iterator of a DataLoader does, a number for its workers, when it begins\n"
+        "another state than without interruption; right after loading, that was as saved\n"
+        "  cause: something draws random numbers between load() and that module's call in one of the runs, and not in "
+        "the other; the iterator of a DataLoader does so when it begins, one number for its workers\n"
         "  fix: give the loader a generator of its own, DataLoader(..., generator=torch.Generator()), or restore the "
         "random states when its iterator has begun"
     )

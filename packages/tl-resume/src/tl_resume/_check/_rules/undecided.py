@@ -21,7 +21,8 @@ def diverges(evidence: Evidence) -> Iterator[Finding]:
         return
     differing = [p for p in evidence.by_piece if p.kind != "gradients"]
     if differing:
-        seen = f"{listed(differing)} differ after loading, but put back they do not give the uninterrupted run"
+        where = listed(differing)
+        seen = f"after loading, there is a difference in {where}; putting that back does not give the uninterrupted run"
     else:
         seen = f"right after loading, everything that was compared is as saved: {_compared(evidence)}"
     if evidence.first_module.seen:
@@ -52,13 +53,13 @@ def _drawn_between(evidence: Evidence) -> Finding:
     pieces = [Piece("rng", name) for name in first.drawn_from]
     names = listed_names(map(title, pieces))
     restored = not any(piece in evidence.by_piece for piece in pieces)
-    known = "it was as saved" if restored else "putting its state back does not help"
+    known = "that was as saved" if restored else "putting that back does not help"
     return Finding(
         "rng-not-restored",
         f"{parting(found)}; in step {found.step}, module {first.module} is the first that gives something else for the "
         f"same input: it draws from {names}, in another state than without interruption; right after loading, {known}",
-        "something draws from it between load() and that module's call, which does not without interruption, or the "
-        "reverse; the iterator of a DataLoader does, a number for its workers, when it begins",
+        "something draws random numbers between load() and that module's call in one of the runs, and not in the "
+        "other; the iterator of a DataLoader does so when it begins, one number for its workers",
         "give the loader a generator of its own, DataLoader(..., generator=torch.Generator()), or restore the random "
         "states when its iterator has begun",
         steps=(found.step,),
