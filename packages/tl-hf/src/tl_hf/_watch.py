@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +21,7 @@ class _Watch(Listener):
     def __init__(self, trainer: Trainer, run: LateRun) -> None:
         self._trainer = trainer
         self._run = run
-        self._step: AbstractContextManager[Any] | None = None
+        self._step = ExitStack()
         self._current: Any = None
 
     def begins(self) -> None:
@@ -29,16 +29,13 @@ class _Watch(Listener):
 
     def micro_batch_begins(self, inputs: Any) -> None:
         self.micro_batch_ended()
-        self._step = self._run.step(inputs)
-        self._current = self._step.__enter__()
+        self._current = self._step.enter_context(self._run.step(inputs))
 
     def loss(self, loss: Tensor) -> None:
         self._current.loss = undivided(loss, self._trainer)
 
     def micro_batch_ended(self) -> None:
-        if self._step is not None:
-            step, self._step = self._step, None
-            step.__exit__(None, None, None)
+        self._step.close()
 
     def ended(self) -> None:
         self.micro_batch_ended()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from tl_core import TrainingSetup
@@ -36,16 +35,12 @@ def fill(setup: TrainingSetup, trainer: Any) -> None:
 
 
 def own_callbacks(trainer: Any) -> dict[str, Any]:
-    """Return the Trainer's callbacks that are of the person's own classes, by the names of these."""
+    """Return the callbacks that are of the person's own classes, by the names of these."""
     own = [callback for callback in trainer.callbacks if is_own_class(type(callback))]
-    count = Counter(type(callback).__name__ for callback in own)
-    seen: Counter[str] = Counter()
-    named = {}
-    for callback in own:
-        name = type(callback).__name__
-        named[f"{name}[{seen[name]}]" if count[name] > 1 else name] = callback
-        seen[name] += 1
-    return named
+    names = [type(callback).__name__ for callback in own]
+    # several of one class are numbered
+    numbers = [f"[{names[:place].count(name)}]" if names.count(name) > 1 else "" for place, name in enumerate(names)]
+    return {f"{name}{number}": callback for name, number, callback in zip(names, numbers, own, strict=True)}
 
 
 def _one_or_several(optimizers: list[Any]) -> Any:

@@ -34,8 +34,8 @@ def watch_lightning(trainer: Any, *, track_updates: bool = True, allow: Iterable
         >>> run.assert_healthy()
     """
     flavor = flavor_of(trainer, "trainer", "Trainer")
-    with observe_later(track_updates=track_updates, allow=allow) as run:
-        callback = callback_of(flavor.Callback, _hooks(run))
+    with observe_later(track_updates=track_updates, allow=allow) as run, ExitStack() as step:
+        callback = callback_of(flavor.Callback, _hooks(run, step))
         trainer.callbacks.append(callback)
         try:
             yield run
@@ -43,12 +43,11 @@ def watch_lightning(trainer: Any, *, track_updates: bool = True, allow: Iterable
             trainer.callbacks[:] = [one for one in trainer.callbacks if one is not callback]
 
 
-def _hooks(run: LateRun) -> Hooks:
+def _hooks(run: LateRun, step: ExitStack) -> Hooks:
     """Make one record from a batch's start to the next one's: schedulers may step after its end.
 
     A second ``fit`` of the same module, in another phase of a training, goes on with the same run.
     """
-    step = ExitStack()
     current: list[Any] = []
 
     def begin(trainer: Any, module: Any) -> None:
