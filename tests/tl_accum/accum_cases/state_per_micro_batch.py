@@ -106,6 +106,21 @@ What acted in cycle 1 of 2:
   2     3 of 4       backward
   3     4 of 4       backward, optimizer step, zero grad
         full batch   backward, optimizer step, zero grad""",
+    "an average that the model keeps in an attribute": """\
+Gradient accumulation: failed, 1 finding
+
+[state-per-micro-batch] what modules keep in attributes moved in micro-batches 1, 2, 3 and 4 of 4 of cycle 2 of 2; \
+with the full batch, it moved once; average.weight moved by -0.0831 instead of -0.0349
+  cause: it is updated in every micro-batch instead of after each update
+  fix: update it once an update, in the branch where the optimizer steps
+
+What acted in cycle 2 of 2:
+  step  micro-batch  acts
+  4     1 of 4       backward
+  5     2 of 4       backward
+  6     3 of 4       backward
+  7     4 of 4       backward, optimizer step, zero grad
+        full batch   backward, optimizer step, zero grad""",
     "a weight of the loss": """\
 Gradient accumulation: failed, 1 finding
 
@@ -186,6 +201,42 @@ def _momentum(*, every: bool) -> dict[str, Any]:
     return {"make_setup": make_setup, "data": (X, Y), "make_step": make_step}
 
 
+class _Averaging(nn.Linear):
+    """A layer that keeps an average of its weights out of torch's sight, and a running loss beside it."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 1)
+        self.average = {name: value.detach().clone() for name, value in self.named_parameters()}
+        self.running = torch.zeros(1)
+
+    def follow(self) -> None:
+        for name, value in self.named_parameters():
+            self.average[name].lerp_(value.detach(), 0.1)
+
+
+def _kept_by_model(*, every: bool) -> dict[str, Any]:
+    def make_setup() -> TrainingSetup:
+        model = _Averaging()
+        return TrainingSetup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def make_step(k: int) -> Step:
+        def step(setup: TrainingSetup, batch: Any) -> Any:
+            loss = (setup.model(batch[0]) - batch[1]).square().mean()
+            (loss / k).backward()
+            setup.model.running.lerp_(loss.detach().reshape(1), 0.1)
+            due = _last(setup.step_index, k)
+            if due:
+                setup.optimizer.step()
+                setup.optimizer.zero_grad()
+            if every or due:
+                setup.model.follow()
+            return loss
+
+        return step
+
+    return {"make_setup": make_setup, "data": (X, Y), "make_step": make_step}
+
+
 def _weighed(*, every: bool) -> dict[str, Any]:
     def make_setup() -> TrainingSetup:
         model = nn.Linear(6, 1)
@@ -222,6 +273,7 @@ def buggy() -> dict[str, dict[str, Any]]:
         "an average that stands still": _case(lambda index, k: k == 1),
         "an average, in two micro-batches": _case(lambda index, k: (index + 1) % max(k // 2, 1) == 0),
         "a momentum by hand": _momentum(every=True),
+        "an average that the model keeps in an attribute": _kept_by_model(every=True),
         "a weight of the loss": _weighed(every=True),
     }
 
@@ -236,6 +288,7 @@ def healthy() -> dict[str, dict[str, Any]]:
         "an average that stands still": _case(lambda index, k: k == 1 or _last(index, k)),
         "an average, in two micro-batches": _case(lambda index, k: (index + 1) % max(k, 1) == 0),
         "a momentum by hand": _momentum(every=False),
+        "an average that the model keeps in an attribute": _kept_by_model(every=False),
         "a weight of the loss": _weighed(every=False),
     }
 

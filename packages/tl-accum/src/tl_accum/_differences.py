@@ -264,7 +264,8 @@ def _state(full: GroupRun, parts: GroupRun, run: Run, bounds: Bounds) -> list[tu
         gaps = []
         for name, start in sides[0].items():
             held = [side.get(name) for side in sides]
-            if tuple(start.shape) not in shapes or not _is_comparable(start):
+            # a tensor of one element may be a bias's average, and is rather a running loss
+            if tuple(start.shape) not in shapes or start.numel() < 2 or not _is_comparable(start):
                 continue
             if any(tensor is None or tensor.shape != start.shape for tensor in held):
                 continue
