@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 
 import pytest
@@ -78,3 +79,17 @@ def test_fits_of_a_check_leave_the_loggers_levels(one_pl, make_class, batches, c
     check_lightning_resume_equivalent(make_fit, steps=4)
     gc.collect()
     assert logger.level == logging.INFO
+
+
+def test_a_module_of_the_other_package_is_told(make_class):
+    """Where both packages are imported, a module of the one that the Trainer is not of is an error that says so."""
+    trainer = make_lightning_trainer()
+    package = type(trainer).__mro__[1].__module__.partition(".")[0]
+    other = importlib.import_module("pytorch_lightning" if package == "lightning" else "lightning.pytorch")
+    mine = "lightning.pytorch" if package == "lightning" else "pytorch_lightning"
+    with pytest.raises(TypeError) as error:
+        trainer.fit(make_class(other)())
+    assert str(error.value) == (
+        f"the module is not one of {mine}, as the Trainer is: lightning and pytorch_lightning have no class in common, "
+        "so import only one of them"
+    )

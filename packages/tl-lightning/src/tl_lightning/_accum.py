@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tl_core import TrainingSetup
-from tl_lightning._advice import ACCUMULATION, advised
+from tl_lightning._advice import ACCUMULATION, advised, in_words
 from tl_lightning._extras import needs
 from tl_lightning._fed import FedSetups
 from tl_lightning._own_code import running
@@ -111,7 +111,7 @@ def check_lightning_accumulation_equivalent(
         atol=atol,
         allow=allow,
     )
-    return report if by_itself else advised(report, ACCUMULATION)
+    return in_words(report if by_itself else advised(report, ACCUMULATION), "make_module", setups.callbacks)
 
 
 def assert_lightning_accumulation_equivalent(

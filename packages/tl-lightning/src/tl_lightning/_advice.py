@@ -13,7 +13,6 @@ R = TypeVar("R", bound=Report)
 
 # The functions that the check was given are this package's: the person knows what they call.
 _WORDS = (
-    (r"\bmake_setup\(\)", "make_fit()"),
     (r"\bload\(\)", "fit(ckpt_path=...)"),
     (r"\bsave\(\)", "save_checkpoint()"),
     (r"\bsetup\.model\b", "module"),
@@ -52,6 +51,8 @@ ACCUMULATION = {
     "accumulate_grad_batches",
     "wrong-loss-scale": "return a mean over the batch from training_step: the Trainer divides sums, too, by "
     "accumulate_grad_batches",
+    "state-per-micro-batch": "update it only where trainer.global_step has grown since the last call: the hooks around a "
+    "batch are called for each micro-batch",
 }
 
 
@@ -109,14 +110,15 @@ def repeated(report: R, beyond_epoch: int) -> R:
     return replace(report, findings=findings)
 
 
-def in_words(report: R, callbacks: Iterable[str]) -> R:
+def in_words(report: R, builder: str, callbacks: Iterable[str]) -> R:
     """Return a report in the words of the person, who has written neither a setup nor a load().
 
     Args:
         report: the report.
+        builder: what they have written in place of ``make_setup``, by its name.
         callbacks: the names of the person's callbacks in the setup.
     """
-    words = [*_WORDS, *((rf"\bsetup\.{re.escape(name)}(?!\w)", f"callback {name}") for name in callbacks)]
+    words = [(r"\bmake_setup\(\)", f"{builder}()"), *_WORDS, *((rf"\bsetup\.{re.escape(name)}(?!\w)", f"callback {name}") for name in callbacks)]
 
     def told(text: str) -> str:
         for pattern, word in words:

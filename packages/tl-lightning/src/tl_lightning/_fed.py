@@ -15,7 +15,7 @@ from tl_lightning._fit import Hooks, ended, loss_of, result_of, stepped_fit
 from tl_lightning._flavor import flavor_of
 from tl_lightning._progress import TrainerState
 from tl_lightning._quiet import quiet
-from tl_lightning._setup import setup_of
+from tl_lightning._setup import own_callbacks, setup_of
 from tl_lightning._trainer import trainer_arguments
 
 
@@ -74,6 +74,7 @@ class FedSetups:
 
     Attributes:
         accumulate: how many batches the Trainers of the setups to come accumulate; None: as ``trainer_kwargs`` say.
+        callbacks: the names of the person's callbacks in the setups.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class FedSetups:
         self.make_module = make_module
         self.epoch_length = epoch_length
         self.accumulate: int | None = None
+        self.callbacks: set[str] = set()
         self._given = dict(trainer_kwargs or {})
         self._modules: WeakSet[Any] = WeakSet()
         self._fits: WeakKeyDictionary[TrainingSetup, FedFit] = WeakKeyDictionary()  # each ends with its setup
@@ -118,6 +120,7 @@ class FedSetups:
         with quiet():
             trainer = flavor.Trainer(**arguments)
         fit = FedFit(trainer, module, flavor, self.epoch_length)
+        self.callbacks |= own_callbacks(trainer).keys()
         setup = setup_of(trainer)
         setup.state["trainer"] = TrainerState(trainer, fit.feed)
         self._fits[setup] = fit

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tl_lightning._flavor import any_flavor
+from tl_lightning._flavor import any_flavor, flavor_of
 from tl_lightning._quiet import quiet
 
 MAX_STEPS = 8
@@ -50,6 +50,12 @@ def make_lightning_trainer(*, device: str | torch.device = "cpu", **trainer_kwar
             return make_lightning_trainer(**{"device": device, **trainer_kwargs, **others})
 
         def fit(self, *given: Any, **named: Any) -> None:
+            module = given[0] if given else named.get("model")
+            if flavor_of(module, "the module", "LightningModule") is not flavor:
+                raise TypeError(
+                    f"the module is not one of {flavor.__name__}, as the Trainer is: lightning and pytorch_lightning "
+                    "have no class in common, so import only one of them"
+                )
             with quiet():
                 super().fit(*given, **named)
 
