@@ -168,6 +168,49 @@ def test_gradients_cleared_in_every_micro_batch(one_pl, make_class, batches):
     assert [finding.rule for finding in report.findings] == ["zeroed-per-micro-batch"]
 
 
+def average_of(pl, *, once_an_update):
+    """A callback that keeps an average of the weights."""
+
+    class Average(pl.Callback):
+        def on_train_start(self, trainer, module):
+            self.average, self.seen = [parameter.detach().clone() for parameter in module.parameters()], 0
+
+        @torch.no_grad()
+        def on_train_batch_end(self, trainer, module, *rest):
+            if once_an_update and trainer.global_step == self.seen:
+                return
+            self.seen = trainer.global_step
+            for held, parameter in zip(self.average, module.parameters(), strict=True):
+                held.lerp_(parameter, 0.1)
+
+    return Average()
+
+
+def test_an_average_that_moves_in_every_micro_batch(one_pl, make_class, batches):
+    """A callback is named as such, with what Lightning has to tell an update by."""
+    report = check_lightning_accumulation_equivalent(
+        make_class(one_pl), batches, trainer_kwargs={"callbacks": [average_of(one_pl, once_an_update=False)]}
+    )
+    seen, cause, fix = finding_of(report).splitlines()
+    assert seen.startswith(
+        "[state-per-micro-batch] callback Average moved in micro-batches 1, 2, 3 and 4 of 4 of cycle 2 of 2; with the "
+        "full batch, it moved once; average.0 moved by "
+    )
+    assert cause == "  cause: it is updated in every micro-batch instead of after each update"
+    assert fix == (
+        "  fix: update it only where trainer.global_step has grown since the last call: the hooks around a batch are "
+        "called for each micro-batch"
+    )
+
+
+def test_an_average_that_moves_once_an_update_passes(one_pl, make_class, batches):
+    """The change that the finding asks for mends it."""
+    report = check_lightning_accumulation_equivalent(
+        make_class(one_pl), batches, trainer_kwargs={"callbacks": [average_of(one_pl, once_an_update=True)]}
+    )
+    assert str(report) == PASSED
+
+
 def test_manual_optimization_passes(make_manual, batches):
     """A module that accumulates by itself is built for as many batches as it is to accumulate."""
     assert str(assert_lightning_accumulation_equivalent(make_manual, batches)) == PASSED

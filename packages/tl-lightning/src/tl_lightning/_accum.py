@@ -111,7 +111,11 @@ def check_lightning_accumulation_equivalent(
         atol=atol,
         allow=allow,
     )
-    return in_words(report if by_itself else advised(report, ACCUMULATION), "make_module", setups.callbacks)
+    if not by_itself:
+        report = advised(report, ACCUMULATION)
+    number = r"make_module(\1)" if by_itself else r"accumulate_grad_batches=\1"
+    given = {r"\bmake_setup\(\)": "make_module()", r"\bmake_step\((\w+)\)": number}
+    return in_words(report, given, setups.callbacks)
 
 
 def assert_lightning_accumulation_equivalent(

@@ -51,8 +51,8 @@ ACCUMULATION = {
     "accumulate_grad_batches",
     "wrong-loss-scale": "return a mean over the batch from training_step: the Trainer divides sums, too, by "
     "accumulate_grad_batches",
-    "state-per-micro-batch": "update it only where trainer.global_step has grown since the last call: the hooks around a "
-    "batch are called for each micro-batch",
+    "state-per-micro-batch": "update it only where trainer.global_step has grown since the last call: the hooks around "
+    "a batch are called for each micro-batch",
 }
 
 
@@ -110,15 +110,16 @@ def repeated(report: R, beyond_epoch: int) -> R:
     return replace(report, findings=findings)
 
 
-def in_words(report: R, builder: str, callbacks: Iterable[str]) -> R:
+def in_words(report: R, given: Mapping[str, str], callbacks: Iterable[str]) -> R:
     """Return a report in the words of the person, who has written neither a setup nor a load().
 
     Args:
         report: the report.
-        builder: what they have written in place of ``make_setup``, by its name.
+        given: by patterns of what the check was given, what they have written in place of it.
         callbacks: the names of the person's callbacks in the setup.
     """
-    words = [(r"\bmake_setup\(\)", f"{builder}()"), *_WORDS, *((rf"\bsetup\.{re.escape(name)}(?!\w)", f"callback {name}") for name in callbacks)]
+    named = ((rf"\bsetup\.{re.escape(name)}(?!\w)", f"callback {name}") for name in callbacks)
+    words = [*given.items(), *_WORDS, *named]
 
     def told(text: str) -> str:
         for pattern, word in words:
