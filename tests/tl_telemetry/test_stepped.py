@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import gc
 import random
+import subprocess
 import sys
 import threading
 import traceback
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from tl_telemetry import SteppedLoop
+from tl_telemetry._own_frames import with_own_frames
 
 pytest.importorskip("greenlet")
 
@@ -99,6 +101,51 @@ def test_exceptions_pass_through_with_their_traceback():
     names = [frame.name for frame in traceback.extract_tb(raised.__traceback__)]
     assert names[-2:] == ["train", "deepest"]
     assert (loop.over, loop.result) == (True, None)
+
+
+RAISES = """
+import functools, torch
+from tl_telemetry import SteppedLoop
+
+def deeper(function, depth):
+    for _ in range(depth):
+        function = functools.partial(lambda inner: inner(), function)
+    return function()
+
+def train(pause):
+    while True:
+        pause()
+        try:
+            torch.ones(2, 3) @ torch.ones(2, 3)
+        except RuntimeError as error:
+            print(str(error)[:4])
+
+loop = SteppedLoop(train)
+deeper(loop.advance, 40)
+for depth in (0, 3, 7, 20):
+    sorted([3, 2, 1], key=lambda value: deeper(lambda: value, 3 * depth))
+    max([1], key=lambda value: deeper(loop.advance, depth) or 0)
+loop.close()
+"""
+
+
+def test_errors_of_torchs_are_raised_on_any_stack_of_the_callers():
+    """torch walks up the native stack for each: without frames of its own, the process would die of it."""
+    done = subprocess.run([sys.executable, "-c", RAISES], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["mat1"] * 4), done.stderr
+
+
+def test_frames_of_its_own_do_not_show():
+    """A traceback goes from the caller to the function without what lies between; results come back."""
+
+    def fails():
+        raise ValueError("bad batch")
+
+    with pytest.raises(ValueError, match="bad batch") as error:
+        with_own_frames(fails)
+    names = [frame.name for frame in traceback.extract_tb(error.value.__traceback__)]
+    assert names[1:] == ["with_own_frames", "run", "fails"]
+    assert with_own_frames(lambda: 3) == 3
 
 
 def test_exceptions_of_the_caller_stay_outside():

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from tl_telemetry._own_frames import with_own_frames
+
 
 class SteppedLoop:
     """Run a function that trains in a loop of its own, and stop it wherever it calls ``pause``.
@@ -61,7 +63,7 @@ class SteppedLoop:
             del running  # this frame is the greenlet's own: it would keep itself alive
             return caller.switch(value)
 
-        self._greenlet = greenlet.greenlet(lambda: function(pause))
+        self._greenlet = greenlet.greenlet(lambda: with_own_frames(lambda: function(pause)))
         own = weakref.ref(self._greenlet)
 
     def advance(self, answer: Any = None) -> Any:
