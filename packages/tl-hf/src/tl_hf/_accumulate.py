@@ -14,6 +14,7 @@ from tl_core import TrainingSetup
 from tl_hf._accumulation_advice import advised
 from tl_hf._feed import Feed
 from tl_hf._fit import Fit
+from tl_hf._folder import Folder
 from tl_hf._garbage import short_collections
 from tl_hf._made import Maker, check_make_trainer
 from tl_hf._own_code import own_code
@@ -183,6 +184,7 @@ class _Runs:
         self._next = 1  # the accumulation steps of the step that was made last
         self._fits: WeakKeyDictionary[TrainingSetup, tuple[Fit, Feed]] = WeakKeyDictionary()
         self._running: Fit | None = None
+        self._folder = Folder()
 
     def functions(self, first: Trainer) -> tuple[Any, Any]:
         """Return ``make_setup`` and ``make_step``: plain functions, so that nothing here is captured."""
@@ -208,13 +210,17 @@ class _Runs:
         return make_setup, make_step
 
     def close(self) -> None:
-        """End the training that runs."""
+        """End the training that runs, and remove what was written."""
+        self._end()
+        self._folder.remove()
+
+    def _end(self) -> None:
         if self._running is not None:
             running, self._running = self._running, None
             running.close()
 
     def _begin(self) -> TrainingSetup:
-        self.close()
+        self._end()
         k = self._next
         trainer = self._maker.make(k)
         got = trainer.args.gradient_accumulation_steps
@@ -225,7 +231,7 @@ class _Runs:
             )
         feed = Feed(self._length(k))
         vars(trainer)["get_train_dataloader"] = lambda: feed
-        fit = self._running = Fit(trainer, micro_batches=True)
+        fit = self._running = Fit(trainer, self._folder, micro_batches=True)
         setup = setup_of(trainer)
         self._fits[setup] = fit, feed
         return setup

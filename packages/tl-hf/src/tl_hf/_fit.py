@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from transformers import Trainer
 
+from tl_hf._folder import Folder
 from tl_hf._listen import Listener, listening
 from tl_telemetry import SteppedLoop
 
@@ -17,16 +19,25 @@ class Fit:
 
     Args:
         trainer: the Trainer.
-        checkpoint: the folder to resume from, or None.
+        folder: where it writes.
+        resume: what was in the folder when the checkpoint was written, and that one's name; or None.
         micro_batches: whether to stop after each micro-batch; else after each update, once all that was due is done.
     """
 
-    def __init__(self, trainer: Trainer, *, checkpoint: str | None = None, micro_batches: bool = False) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        folder: Folder,
+        *,
+        resume: tuple[Path, str] | None = None,
+        micro_batches: bool = False,
+    ) -> None:
         self.trainer = trainer
+        content, checkpoint = (None, None) if resume is None else (resume[0], str(folder.path / resume[1]))
 
         def train(pause: Callable[..., Any]) -> None:
             pauses = _MicroBatches(pause, trainer) if micro_batches else _Updates(pause)
-            with listening(trainer, pauses):
+            with folder.lent(trainer, content), listening(trainer, pauses):
                 trainer.train(resume_from_checkpoint=checkpoint)
 
         self._loop = SteppedLoop(train)
@@ -45,9 +56,10 @@ class Fit:
         loss: Tensor | None = self._loop.advance()
         return loss
 
-    def save(self) -> None:
-        """Make the Trainer write a checkpoint, where the fit stands."""
+    def save(self) -> str:
+        """Make the Trainer write a checkpoint, where the fit stands; returns its name."""
         self._loop.advance(SAVE)
+        return f"checkpoint-{self.trainer.state.global_step}"
 
     def close(self) -> None:
         """End the training where it stands."""

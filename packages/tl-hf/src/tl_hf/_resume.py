@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from tl_core import TrainingSetup
 from tl_hf._attributes import has_own_attributes, pull, push
 from tl_hf._batches import RepeatedBatches
 from tl_hf._fit import Fit
+from tl_hf._folder import Folder
 from tl_hf._garbage import short_collections
 from tl_hf._made import Maker, check_make_trainer
 from tl_hf._own_code import own_code
@@ -148,38 +148,45 @@ class _Runs:
         self._batches = batches
         self._fits: WeakKeyDictionary[TrainingSetup, Fit] = WeakKeyDictionary()
         self._running: Fit | None = None
+        self._folder = Folder()
+        self._checkpoint = ""  # the name of the one that was written last
 
     def functions(self, first: Trainer) -> tuple[Any, Any, Any, Any]:
         """Return ``make_setup``, ``step``, ``save`` and ``load``: plain functions, so that nothing here is captured."""
 
         def make_setup() -> TrainingSetup:
-            return self._begin(empty_setup(first), None)
+            return self._begin(empty_setup(first))
 
         def step(setup: TrainingSetup, index: int) -> Tensor:
             return self._step(setup, index)
 
         def save(setup: TrainingSetup, path: Path) -> None:
-            _write(self._fits[setup], path)
+            self._write(self._fits[setup], path)
 
         def load(setup: TrainingSetup, path: Path) -> None:
-            self._begin(setup, str(path))
+            self._begin(setup, path)
 
         step.__wrapped__ = own_code(first)  # type: ignore[attr-defined]
         return make_setup, step, save, load
 
     def close(self) -> None:
-        """End the training that runs."""
+        """End the training that runs, and remove what was written."""
+        self._end()
+        self._folder.remove()
+
+    def _end(self) -> None:
         if self._running is not None:
             running, self._running = self._running, None
             running.close()
 
-    def _begin(self, setup: TrainingSetup, checkpoint: str | None) -> TrainingSetup:
+    def _begin(self, setup: TrainingSetup, written: Path | None = None) -> TrainingSetup:
         """Begin a training in place of the one that runs, and put what it trains into the setup."""
-        self.close()
+        self._end()
         trainer = self._maker.make()
         if self._batches is not None:
             self._batches.feed(trainer)
-        fit = self._running = Fit(trainer, checkpoint=checkpoint)
+        resume = None if written is None else (written, self._checkpoint)
+        fit = self._running = Fit(trainer, self._folder, resume=resume)
         if fit.over or trainer.state.max_steps < self._steps:
             raise ValueError(
                 f"steps must be at most the number of updates that make_trainer()'s Trainer makes, "
@@ -200,20 +207,19 @@ class _Runs:
         loss = fit.advance()
         if loss is None:
             raise ValueError(
-                f"the training ended before update {index}, with steps={self._steps}: a callback stopped it"
+                f"steps must be at most the number of updates that the training makes, got {self._steps}: it ended "
+                f"after {fit.trainer.state.global_step}, where a callback stopped it"
             )
         if attributes is not None:
             pull(fit.trainer, attributes)
         return loss
 
-
-def _write(fit: Fit, path: Path) -> None:
-    """Have the Trainer write a checkpoint, and put that at a path."""
-    trainer = fit.trainer
-    folder = Path(str(trainer.args.output_dir)) / f"checkpoint-{trainer.state.global_step}"
-    kept = folder.exists()  # the person's own, which the Trainer goes by
-    fit.save()
-    if kept:
-        shutil.copytree(folder, path)
-    else:
-        shutil.move(folder, path)
+    def _write(self, fit: Fit, path: Path) -> None:
+        """Have the Trainer write a checkpoint, and keep all that lies in its folder then at a path."""
+        self._checkpoint = fit.save()
+        if not (self._folder.path / self._checkpoint).is_dir():
+            raise ValueError(
+                f"make_trainer()'s Trainer must write its checkpoints as transformers does: there is no folder "
+                f"{self._checkpoint} in args.output_dir, with {type(fit.trainer).__name__}._save_checkpoint()"
+            )
+        self._folder.snapshot(path)
