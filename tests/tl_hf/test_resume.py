@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import Dataset
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
@@ -251,6 +252,32 @@ def test_an_attribute_of_the_trainers_own_class(hf):
         "the "
         f"Trainer\n  fix: {KEEP}"
     ]
+
+
+class Sharpening(nn.Module):
+    """A classifier whose loss weighs more with each call, by a number that no buffer holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.weight = nn.Linear(8, 2), 1.0
+
+    def forward(self, input_ids, labels):
+        self.weight += 0.5
+        return {"loss": self.weight * nn.functional.cross_entropy(self.layer(input_ids.float() / 32), labels)}
+
+
+def test_an_attribute_of_the_model(hf):
+    """What the model counts without a buffer is named as the Trainer's model has it."""
+    (finding,) = findings(hf, model=Sharpening, data=hf.classes())
+    seen, cause, fix = finding.splitlines()
+    assert seen.startswith("[attribute-not-restored] trainer.model.weight 3 when saved, 1 after loading; the runs part")
+    assert cause == (
+        "  cause: training changes it, trainer.train(resume_from_checkpoint=...) leaves it as it was built: it lies "
+        "outside of the model's buffers, which no state_dict() covers"
+    )
+    assert fix == (
+        "  fix: save trainer.model.weight in the checkpoint, or make a buffer of it, which state_dict() carries"
+    )
 
 
 def test_a_global_that_the_loss_uses(hf):

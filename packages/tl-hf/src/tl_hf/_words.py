@@ -12,17 +12,20 @@ from tl_hf._setup import own_callbacks
 
 _WORDS = (
     (r"\bmake_setup\(\)", "make_trainer()"),
+    (r"\bmake_step\((\w+)\)", r"make_trainer(\1)"),
     (r"\bload\(\)", "trainer.train(resume_from_checkpoint=...)"),
     (r"\bsave\(\) before step (\d+)", r"writing the checkpoint before step \1"),
     (r"\bsave\(\)", "writing the checkpoint"),
     (r"\bsetup\.trainer\.", "trainer."),
     (r"\bsetup\.trainer\b", "the Trainer's own attributes"),
+    (r"\bsetup\.model\b", "trainer.model"),
+    (r"\bit lies in the setup\b", "it lies outside of the model's buffers"),
 )
 
 
 def in_words(finding: Finding, trainer: Trainer) -> Finding:
     """Return a finding that names callbacks and the Trainer instead of the setup's attributes."""
-    callbacks = ((rf"\bsetup\.{re.escape(name)}(?=\W|$)", f"callback {name}") for name in own_callbacks(trainer))
+    callbacks = ((rf"\bsetup\.{re.escape(name)}(?!\w)", f"callback {name}") for name in own_callbacks(trainer))
     words = [*_WORDS, *callbacks]
 
     def told(text: str) -> str:
