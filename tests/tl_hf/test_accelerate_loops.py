@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tl_core import TrainingSetup
+from tl_core import CheckFailed, TrainingSetup
 from tl_telemetry import TrainingRun, observe
 
 MISSING = """\
@@ -121,6 +121,13 @@ def clip_after_step(loop: Loop, syncs: bool) -> None:
     loop.optimizer.zero_grad()
 
 
+def scheduler_first(loop: Loop, syncs: bool) -> None:
+    loop.scheduler.step()
+    loop.optimizer.step()
+    loop.optimizer.zero_grad()
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")  # torch sees one of them too
 @pytest.mark.parametrize("held", ["raw", "prepared", "both"])
 @pytest.mark.parametrize(
     ("update", "rule"),
@@ -128,6 +135,7 @@ def clip_after_step(loop: Loop, syncs: bool) -> None:
         (without_zero_grad, "missing-zero-grad"),
         (scheduler_twice, "scheduler-too-often"),
         (clip_after_step, "clip-after-step"),
+        (scheduler_first, "scheduler-before-optimizer"),
     ],
 )
 def test_mistakes_have_their_names(held, update, rule):
@@ -139,3 +147,24 @@ def test_mistakes_have_their_names(held, update, rule):
 def test_a_mistake_around_a_wrapped_optimizer_in_whole():
     """The message is that of any loop."""
     assert list(map(str, watched("prepared", update=without_zero_grad).findings)) == [MISSING]
+
+
+@pytest.mark.parametrize("held", ["raw", "prepared", "both"])
+def test_calls_of_a_wrapped_scheduler_are_counted(held):
+    """A schedule that runs twice too fast is told with its calls."""
+    run = watched(held, update=scheduler_twice)
+    with pytest.raises(CheckFailed) as caught:
+        run.assert_lr(lambda step: 1e-2 / (1 + step))
+    assert caught.value.findings[0].cause == (
+        "the schedule runs 2 times too fast: scheduler.step() is called 2 times a step (24 calls in 12 steps), in "
+        "every micro-batch or in two places, or the expectation counts a larger unit"
+    )
+
+
+@pytest.mark.parametrize("held", ["raw", "prepared", "both"])
+@pytest.mark.parametrize("accumulation_steps", [2, 4])
+def test_a_scheduler_that_waits_in_micro_batches_does_not_step(held, accumulation_steps):
+    """accelerate raises its _step_count in them, so that torch does not warn; its rate stays."""
+    run = watched(held, accumulation_steps)
+    steps = [event for record in run.records for event in record.events if event.kind == "scheduler_step"]
+    assert sum(event.count for event in steps) == sum(record.optimizer_steps["optimizer"] for record in run.records)

@@ -41,7 +41,7 @@ class Folder:
         try:
             yield
         except Exception as error:
-            if own[0] in str(error) and hasattr(error, "add_note"):  # a path that was not taken from args
+            if str(own[0]) in str(error) and hasattr(error, "add_note"):  # a path that was not taken from args
                 error.add_note(f"the check trains in a temporary folder instead of {own[0]}: see args.output_dir")
             raise
         finally:

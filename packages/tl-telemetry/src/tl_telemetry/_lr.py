@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from tl_core import Finding
 from tl_telemetry._evidence import Evidence, at, several, telling
 from tl_telemetry._rules.schedule import ORPHANED, orphan
+from tl_telemetry._schedulers import drives
 
 # How many steps a schedule may be shifted by to be recognised.
 MAX_SHIFT = 3
@@ -84,7 +85,7 @@ def _explain(
     """Return (cause, fix): the first explanation under which every used rate is as expected."""
     steps = sorted(used)
     stepped = {event.scheduler for _, event in run.scheduler_steps}
-    own = [n for n, s in run.setup.schedulers.items() if getattr(s, "optimizer", None) is run.setup.optimizers[name]]
+    own = [n for n, s in run.setup.schedulers.items() if drives(s, run.setup.optimizers[name])]
 
     def fits(at_step: Callable[[int], float | None]) -> bool:
         pairs = [(used[step], at_step(step)) for step in steps]
@@ -164,9 +165,12 @@ def _never_moves(run: Evidence, name: str, own: list[str], stepped: set[str]) ->
             f"the rate never moves: something writes optimizer.lr, which {type(optimizer).__name__} does not read",
             "write to each of optimizer.param_groups: group['lr'] = rate",
         )
-    names = {id(other): other_name for other_name, other in run.setup.optimizers.items()}
-    driven = {s: names.get(id(getattr(run.setup.schedulers[s], "optimizer", None))) for s in sorted(stepped)}
-    others = [f"{scheduler!r} drives {other!r}" for scheduler, other in driven.items() if other is not None]
+    others = [
+        f"{scheduler!r} drives {other!r}"
+        for scheduler in sorted(stepped)
+        for other, optimizer in run.setup.optimizers.items()
+        if drives(run.setup.schedulers[scheduler], optimizer)
+    ]
     shown = f" ({', '.join(others)})" if others else ""
     return (
         f"the rate never moves, and no scheduler of the setup drives it{shown}",

@@ -10,7 +10,7 @@ from tl_core import Finding
 from tl_telemetry._events import Backward, SchedulerStep
 from tl_telemetry._evidence import Evidence, at, several, telling
 from tl_telemetry._record import StepRecord, read
-from tl_telemetry._schedulers import is_orphan
+from tl_telemetry._schedulers import belong, driven_by, drives, is_orphan, unwrapped
 
 ORPHANED = (
     "the optimizer that steps was built after the scheduler, which still holds the one before: nothing drives its rates"
@@ -45,12 +45,12 @@ def _undriven(run: Evidence, scheduler: object, updates: int) -> Iterator[tuple[
     A successor holds some of its parameters: a scheduler over others may serve as a clock for anything.
     ``updates`` is how often the driven optimizer stepped: under its successor's name, if that took its place.
     """
-    driven = getattr(scheduler, "optimizer", None)
+    driven = driven_by(scheduler)
     held, steppers = _held(driven), run.facts.recorder.steppers
-    before = next((stepper.name for stepper in steppers if stepper.optimizer is driven), None)
+    before = next((stepper.name for stepper in steppers if belong(driven, stepper.optimizer)), None)
     for name, optimizer in run.setup.optimizers.items():
-        drivers = (getattr(other, "optimizer", None) for other in run.setup.schedulers.values())
-        if held.isdisjoint(_held(optimizer)) or any(driver is optimizer for driver in drivers):
+        driven_too = any(drives(other, optimizer) for other in run.setup.schedulers.values())
+        if held.isdisjoint(_held(optimizer)) or driven_too:
             continue
         own = run.steps_by_optimizer.get(name, [])[updates if name == before else 0 :]
         rates = {tuple(map(read, event.lrs)) for _, event in own}
@@ -70,9 +70,10 @@ def orphan(run: Evidence, name: str) -> tuple[int, int, str] | None:
     calls = sum(event.count for _, event in run.scheduler_steps if event.scheduler == name)
     if not is_orphan(scheduler, run.setup, steppers):
         return None
-    updates = sum(stepper.count for stepper in steppers if stepper.optimizer is scheduler.optimizer)
+    driven = driven_by(scheduler)
+    updates = sum(stepper.count for stepper in steppers if belong(driven, stepper.optimizer))
     # phases of a training have an optimizer and a scheduler each
-    return (calls, updates, type(scheduler.optimizer).__name__) if calls > updates + 1 else None
+    return (calls, updates, type(driven).__name__) if calls > updates + 1 else None
 
 
 def scheduler_before_optimizer(run: Evidence) -> Iterator[Finding]:
@@ -84,7 +85,8 @@ def scheduler_before_optimizer(run: Evidence) -> Iterator[Finding]:
     for name, scheduler in run.setup.schedulers.items():
         # torch's schedulers set their first value when they are built; one written by hand, or one that waits for a
         # metric, may well be asked before the first update
-        if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+        inner = unwrapped(scheduler)
+        if not isinstance(inner, LRScheduler) or isinstance(inner, ReduceLROnPlateau):
             continue
         if orphan(run, name):
             continue
@@ -132,7 +134,7 @@ def scheduler_never_stepped(run: Evidence) -> Iterator[Finding]:
             continue
         rates = sorted({lr for record in run.records for lr in record.lrs.get(optimizer or "", ())})
         used = {record.lrs[optimizer] for record in run.records if optimizer in record.lrs} if optimizer else set()
-        if len(used) > 1 and not isinstance(scheduler, LRScheduler):
+        if len(used) > 1 and not isinstance(unwrapped(scheduler), LRScheduler):
             continue  # somebody's own class that counts where nobody sees it: the rates move
         stayed = f": the learning rate stayed at {', '.join(f'{lr:g}' for lr in rates)}" if rates else ""
         yield Finding(
@@ -188,8 +190,7 @@ def _why_often(own: list[tuple[StepRecord, SchedulerStep]], optimizer: str | Non
 
 def optimizer_name(run: Evidence, scheduler: object) -> str | None:
     """Return the name of the optimizer that a scheduler drives, if it says which."""
-    driven = getattr(scheduler, "optimizer", None)
     for name, optimizer in run.setup.optimizers.items():
-        if optimizer is driven:
+        if drives(scheduler, optimizer):
             return name
     return next(iter(run.setup.optimizers)) if len(run.setup.optimizers) == 1 else None

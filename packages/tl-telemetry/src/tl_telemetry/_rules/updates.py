@@ -9,6 +9,7 @@ from tl_telemetry._events import BY_HAND, OptimizerStep
 from tl_telemetry._evidence import Evidence, at, listed, number, several, telling
 from tl_telemetry._record import read, total
 from tl_telemetry._rules.coverage import frozen_parameter
+from tl_telemetry._schedulers import drives
 from tl_telemetry._updates import COUNTS
 
 # From this share of unchanged elements on, an update in low precision counts as lost.
@@ -71,7 +72,7 @@ def group_lr_zero(run: Evidence) -> Iterator[Finding]:
 def _why_zero(run: Evidence, name: str, updates: int) -> tuple[str, str]:
     """Return (cause, fix), as far as base rates and schedulers tell."""
     optimizer = run.setup.optimizers.get(name)
-    drivers = [n for n, s in run.setup.schedulers.items() if getattr(s, "optimizer", None) is optimizer]
+    drivers = [n for n, s in run.setup.schedulers.items() if drives(s, optimizer)]
     groups = [] if optimizer is None else optimizer.param_groups
     base = [float(group["initial_lr"]) for group in groups if "initial_lr" in group]  # torch's schedulers note it
     if base and not any(base):
