@@ -77,6 +77,60 @@ def test_a_norm_of_a_name_that_says_so_passes(hf, name):
     assert check_hf_optimizer_coverage(hf.trainer(model, DATA, weight_decay=0.1)).ok
 
 
+class NormedLinear(nn.Linear):
+    """A layer on normed inputs: its weight is a matrix as any."""
+
+
+class CosineNormHead(nn.Module):
+    """The same, of its own."""
+
+    def __init__(self, size: int, classes: int) -> None:
+        super().__init__()
+        self.directions = nn.Parameter(torch.ones(classes, size))
+        self.temperature = nn.Parameter(torch.ones(()))
+
+
+class PreNormBlock(nn.Module):
+    """A block that holds layers, and a vector."""
+
+    def __init__(self, size: int, _: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(size, size)
+        self.scale = nn.Parameter(torch.ones(size))
+
+
+@pytest.mark.parametrize("layer", [NormedLinear, CosineNormHead, PreNormBlock])
+def test_what_only_has_norm_in_its_name_decays(hf, layer):
+    """A layer with a matrix, or with layers inside, is no normalisation layer whatever its class is called."""
+    model = nn.Sequential(nn.LayerNorm(3), layer(3, 4))
+    assert str(check_hf_optimizer_coverage(hf.trainer(model, DATA, weight_decay=0.1))) == "Optimizer coverage: passed"
+
+
+class Centred(nn.LayerNorm):
+    """torch's norm by another name, over a matrix."""
+
+
+class ChannelNorm(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, size, 1, 1))
+
+
+@pytest.mark.parametrize(("layer", "name"), [(Centred((2, 3)), "layer.weight"), (ChannelNorm(3), "layer.weight")])
+def test_norms_by_what_they_are(hf, layer, name):
+    """A norm of torch's under any name, and one whose vector is shaped for images, must not decay."""
+
+    class All(Trainer):
+        def get_decay_parameter_names(self, model):
+            return [name for name, _ in model.named_parameters() if not name.endswith("bias")]
+
+    model = nn.Module()
+    model.add_module("layer", layer)
+    model.add_module("head", nn.Linear(3, 1))
+    findings = check_hf_optimizer_coverage(hf.trainer(model, DATA, trainer_class=All, weight_decay=0.1)).findings
+    assert [(finding.rule, finding.parameters) for finding in findings] == [("decayed-parameter", (name,))]
+
+
 def test_patterns_of_ones_own(hf):
     """They take the place of biases and norms."""
     trainer = hf.trainer(Scaled(), DATA, weight_decay=0.1)

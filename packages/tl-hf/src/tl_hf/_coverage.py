@@ -26,7 +26,8 @@ def check_hf_optimizer_coverage(
         trainer: the Trainer. ``trainer.create_optimizer()`` is called; an optimizer that was not there before is taken
             away again.
         no_decay: ``fnmatch`` patterns of the parameters that weight decay must not reach. None: parameters named
-            ``bias``, and those of modules whose class has ``Norm`` in its name.
+            ``bias``, and those of normalisation layers: torch's, and modules whose class has ``Norm`` in its name and
+            which hold nothing but vectors.
         ignore: ``fnmatch`` patterns of parameters that no rule looks at.
 
     Returns:
@@ -111,4 +112,16 @@ def _undecayed(model: Any) -> list[str] | None:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return "Norm" in type(module).__name__
+    """Tell a normalisation layer: a class may well be called NormedLinear, but holds a matrix then, or layers."""
+    if isinstance(module, _NORMS):
+        return True
+    sizes = [[size for size in parameter.shape if size > 1] for parameter in module.parameters(recurse=False)]
+    alone = len(sizes) == len(list(module.parameters()))
+    return "Norm" in type(module).__name__ and alone and all(len(more) <= 1 for more in sizes)
+
+
+_NORMS = (
+    *(nn.LayerNorm, nn.GroupNorm, nn.RMSNorm),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
