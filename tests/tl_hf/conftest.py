@@ -97,7 +97,7 @@ def moving_parts() -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def everything_is_put_back() -> Iterator[None]:
-    """Fail any test that leaves something behind: a hook, a switched-off bar, a loader that seems to be iterated."""
+    """Fail any test that leaves something behind: a hook, a switched-off bar, a frozen heap."""
     before, state = moving_parts(), torch.get_rng_state()
     yield
     torch.set_rng_state(state)

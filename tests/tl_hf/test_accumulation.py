@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import GradientState
 from transformers import Trainer, TrainerCallback
 
 from tl_core import CheckFailed
@@ -288,7 +289,9 @@ def test_the_trainers_own_batches_are_taken(hf):
     def make_trainer(k: int) -> Trainer:
         return hf.trainer(data=hf.tokens(44), per_device_train_batch_size=4, gradient_accumulation_steps=k)
 
+    loaders = GradientState().dataloader_references
     report = check_hf_accumulation_equivalent(make_trainer, accumulation_steps=2)
+    assert GradientState().dataloader_references == loaders  # theirs is left in the middle, and does not count as used
     assert (str(report), report.cycles) == ("Gradient accumulation: passed", 7)
     assert report.data_form == "an iterable (DataLoaderShard), iterated again when it ends"
 

@@ -16,6 +16,7 @@ from tl_hf._feed import Feed
 from tl_hf._fit import Fit
 from tl_hf._folder import Folder
 from tl_hf._garbage import short_collections
+from tl_hf._loaders import iterated_loaders_put_back
 from tl_hf._made import Maker, check_make_trainer
 from tl_hf._own_code import own_code
 from tl_hf._setup import setup_of
@@ -87,7 +88,8 @@ def check_hf_accumulation_equivalent(
         epoch_length = _incomplete_epoch(data, accumulation_steps)
     runs = _Runs(maker, accumulation_steps, cycles, epoch_length)
     make_setup, make_step = runs.functions(trainer)
-    with short_collections(), closing(runs):
+    # a loader that gives the data is left in the middle of its epoch
+    with short_collections(), iterated_loaders_put_back(trainer), closing(runs):
         report = check_accumulation_equivalent(
             make_setup,
             data,

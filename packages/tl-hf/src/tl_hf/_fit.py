@@ -11,6 +11,7 @@ from transformers import Trainer
 
 from tl_hf._folder import Folder
 from tl_hf._listen import Listener, listening
+from tl_hf._loaders import iterated_loaders_put_back
 from tl_telemetry import SteppedLoop
 
 
@@ -37,13 +38,10 @@ class Fit:
 
         def train(pause: Callable[..., Any]) -> None:
             pauses = _MicroBatches(pause, trainer) if micro_batches else _Updates(pause)
-            with folder.lent(trainer, content), listening(trainer, pauses):
+            with iterated_loaders_put_back(trainer), folder.lent(trainer, content), listening(trainer, pauses):
                 trainer.train(resume_from_checkpoint=checkpoint)
 
         self._loop = SteppedLoop(train)
-        # accelerate notes in one place for the whole process which loaders are being iterated
-        self._gradient_state = trainer.accelerator.gradient_state
-        self._iterated = self._gradient_state.dataloader_references
         self._loop.advance()
 
     @property
@@ -64,7 +62,6 @@ class Fit:
     def close(self) -> None:
         """End the training where it stands."""
         self._loop.close()
-        self._gradient_state.dataloader_references = self._iterated
 
 
 SAVE = object()
