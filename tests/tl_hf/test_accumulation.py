@@ -335,9 +335,7 @@ def test_misuse_is_named(hf):
 def test_without_tl_accum_the_error_says_what_to_install(hf, monkeypatch):
     """The check is an extra."""
     monkeypatch.setitem(sys.modules, "tl_accum", None)
-    assert error_of(lambda k: hf.trainer()) == (
-        'ImportError: the accumulation check needs the package tl-accum: pip install "tl-hf[accum]"'
-    )
+    assert error_of(lambda k: hf.trainer()) == ('ImportError: this check needs tl-accum: pip install "tl-hf[accum]"')
 
 
 def test_errors_pass_through_with_their_place(hf):

@@ -131,7 +131,7 @@ def test_without_tl_resume_the_error_says_what_to_install(hf, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tl_resume", None)
     with pytest.raises(ImportError) as caught:
         check_hf_resume_equivalent(lambda: hf.trainer())
-    assert str(caught.value) == 'the resume check needs the package tl-resume: pip install "tl-hf[resume]"'
+    assert str(caught.value) == 'this check needs tl-resume: pip install "tl-hf[resume]"'
 
 
 def test_progress_bars_stay_as_they_were(hf, capfd):

@@ -12,6 +12,7 @@ from transformers import Trainer
 
 from tl_core import TrainingSetup
 from tl_hf._accumulation_advice import advised
+from tl_hf._extras import needs
 from tl_hf._feed import Feed
 from tl_hf._fit import Fit
 from tl_hf._folder import Folder
@@ -75,10 +76,9 @@ def check_hf_accumulation_equivalent(
             returns a Trainer for another ``k``. Exceptions from the given code pass through, with a note of where they
             came from.
     """
-    try:
-        from tl_accum import check_accumulation_equivalent
-    except ImportError as error:
-        raise ImportError('the accumulation check needs the package tl-accum: pip install "tl-hf[accum]"') from error
+    needs("tl_accum", "accum")
+    from tl_accum import check_accumulation_equivalent
+
     check_make_trainer(make_trainer, "k")
     maker = Maker(make_trainer)
     trainer = maker.first(1, seed=seed)

@@ -13,6 +13,7 @@ from transformers import Trainer
 from tl_core import TrainingSetup
 from tl_hf._attributes import has_own_attributes, pull, push
 from tl_hf._batches import RepeatedBatches
+from tl_hf._extras import needs
 from tl_hf._fit import Fit
 from tl_hf._folder import Folder
 from tl_hf._garbage import short_collections
@@ -62,10 +63,9 @@ def check_hf_resume_equivalent(
         TypeError, ValueError: an argument is not what is allowed. Exceptions from the given code pass through, with a
             note of the update they came from.
     """
-    try:
-        from tl_resume import check_resume_equivalent
-    except ImportError as error:
-        raise ImportError('the resume check needs the package tl-resume: pip install "tl-hf[resume]"') from error
+    needs("tl_resume", "resume")
+    from tl_resume import check_resume_equivalent
+
     check_make_trainer(make_trainer)
     maker = Maker(make_trainer)
     trainer = maker.first(seed=seed)
