@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from tl_core import TrainingSetup
 from tl_telemetry._figures import norms
 from tl_telemetry._tensors import is_lazy
 
+# How far the norms of the same values may lie apart on two devices, relatively.
+_OTHER_DEVICE = 1e-5
+
 
 class Fingerprint:
     """L2 norms and versions of named tensors, kept on their device until two fingerprints are compared."""
@@ -25,12 +29,20 @@ class Fingerprint:
             real = {name: t.detach() for name, t in readable.items()}
             values = norms([t if t.is_floating_point() or t.is_complex() else t.double() for t in real.values()])
         self._norms = dict(zip(readable, values, strict=True))
+        self._devices = {name: t.device for name, t in readable.items()}
         self._versions = {name: None if t.is_inference() else t._version for name, t in readable.items()}
 
     def moved_since(self, earlier: Fingerprint) -> set[str]:
         """Return the names whose values changed. Waits for the device."""
         shared = [name for name in self._norms if name in earlier._norms]
-        return {name for name in shared if not _same(float(self._norms[name]), float(earlier._norms[name]))}
+        return {name for name in shared if not self._is_same(name, earlier)}
+
+    def _is_same(self, name: str, earlier: Fingerprint) -> bool:
+        now, before = float(self._norms[name]), float(earlier._norms[name])
+        if now == before or (math.isnan(now) and math.isnan(before)):
+            return True
+        # another device adds in another order: Lightning's Trainer moves its model to the CPU when fit ends
+        return self._devices[name] != earlier._devices[name] and math.isclose(now, before, rel_tol=_OTHER_DEVICE)
 
     def touched_since(self, earlier: Fingerprint) -> set[str]:
         """Return the names that an in-place operation wrote to; kernels that keep running statistics do not show."""
@@ -47,10 +59,6 @@ class Fingerprint:
 
     def names(self) -> set[str]:
         return set(self._norms)
-
-
-def _same(a: float, b: float) -> bool:
-    return a == b or (a != a and b != b)
 
 
 # What a setup always has; anything else was added to it.

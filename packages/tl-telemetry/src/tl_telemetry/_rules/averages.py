@@ -42,11 +42,11 @@ def ema_never_updated(run: Evidence) -> Iterator[Finding]:
                 evidence={"updates": updates},
             )
         elif before.copies and _unchanged(before, after):
-            used = "although forward passes used it" if _is_used(run, after.value) else "no forward pass used it"
+            used = ", although forward passes" if _is_used(run, after.value) else "; no forward pass"
             yield Finding(
                 rule="ema-never-updated",
                 seen=f"{entry} started as a copy of the weights and never changed in "
-                f"{several(updates, 'update')}{', ' if _is_used(run, name) else '; '}{used}",
+                f"{several(updates, 'update')}{used} used it",
                 cause=f"nothing wrote to it, and it stays at the initial weights: its update is not called, {_IDLE}",
                 fix="call its update after each optimizer.step(), and let it write in place; if it is due less often "
                 f"than in every {updates} updates, run more steps",
@@ -118,7 +118,7 @@ def _counting(run: Evidence, entry: str, counted: str, moved: float) -> Finding:
 def _distance(before: StateEntry, after: StateEntry) -> float:
     """Return how far the weights moved, relative to their size, as far as their samples tell."""
     pairs = [(start, after.weights[name]) for name, start in before.weights.items() if name in after.weights]
-    pairs = [(start.double(), end.double()) for start, end in pairs if start.shape == end.shape]
+    pairs = [(start.double().cpu(), end.double().cpu()) for start, end in pairs if start.shape == end.shape]
     size = sum(float(start.square().sum()) for start, _ in pairs)
     return math.sqrt(sum(float((end - start).square().sum()) for start, end in pairs) / size) if size else 0.0
 
