@@ -9,12 +9,8 @@ import pytest
 
 from tl_core import CheckFailed, NotJudged
 
-_OWN = frozenset(
-    {
-        *("tl_accum", "tl_amp", "tl_core", "tl_coverage", "tl_hf", "tl_lightning", "tl_resume", "tl_telemetry"),
-        "tl_pytest",
-    }
-)
+_PARTS = ("accum", "amp", "core", "coverage", "hf", "lightning", "pytest", "resume", "telemetry")
+_OWN = frozenset(f"tl_{part}" for part in _PARTS)
 # what the checks call for purposes of their own, and the frameworks between them and the person's code
 _FRAMEWORKS = {"accelerate", "lightning", "pytorch_lightning", "transformers"}
 _PYTEST = ("_pytest", "pluggy")
