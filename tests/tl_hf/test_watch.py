@@ -11,6 +11,7 @@ import torch
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 
 from tl_hf import watch_hf
+from tl_hf._setup import unwrapped
 
 TAPPED = (
     "on_train_begin",
@@ -291,3 +292,25 @@ def test_a_wrapper_that_stays_does_not_hear_twice(hf):
         trainer.train()
     assert [len(run.losses) for run in (first, second)] == [2, 2]
     assert [len(run.records) for run in (first, second)] == [2, 2]
+
+
+class RunsOutOfMemory(Trainer):
+    """Cannot train on more than 2 examples at once, as shows in the second micro-batch."""
+
+    def training_step(self, model, inputs, *args, **kwargs):
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        if self.state.global_step and len(inputs["input_ids"]) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return loss
+
+
+def test_a_training_that_begins_anew_with_smaller_batches(hf):
+    """auto_find_batch_size tries again: one run goes on, with the first attempts' records before the last one's."""
+    trainer = hf.trainer(trainer_class=RunsOutOfMemory, auto_find_batch_size=True, per_device_train_batch_size=8)
+    with watch_hf(trainer) as run:
+        trainer.train()
+    sizes = [record.num_examples for record in run.records]
+    assert (sizes[0], sizes[-8:], trainer.state.global_step) == (8, [2] * 8, 8)
+    assert run.facts.setup.optimizer is unwrapped(trainer.optimizer)
+    assert taps(trainer) == []
+    assert run.ok

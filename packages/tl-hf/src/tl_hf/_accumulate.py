@@ -12,6 +12,7 @@ from transformers import Trainer
 
 from tl_core import TrainingSetup
 from tl_hf._accumulation_advice import advised
+from tl_hf._attributes import give_back, show
 from tl_hf._extras import needs
 from tl_hf._feed import Feed
 from tl_hf._fit import Fit
@@ -235,6 +236,7 @@ class _Runs:
         vars(trainer)["get_train_dataloader"] = lambda: feed
         fit = self._running = Fit(trainer, self._folder, micro_batches=True)
         setup = setup_of(trainer)
+        show(trainer, setup)
         self._fits[setup] = fit, feed
         return setup
 
@@ -246,7 +248,9 @@ class _Runs:
 
     def _step(self, setup: TrainingSetup) -> Tensor:
         fit, _ = self._fits[setup]
+        give_back(setup, fit.trainer)
         loss = fit.advance()
+        show(fit.trainer, setup)
         if loss is None:
             raise ValueError(
                 f"the training ended after {fit.trainer.state.global_step} updates, before all cycles were fed: raise "

@@ -37,6 +37,9 @@ def _advised(finding: Finding, trainer: Trainer) -> Finding:
         return replace(finding, cause=f"{finding.cause}{_who_divides(trainer)}", fix=_count(trainer))
     if finding.rule == "loss-divided-twice":
         return replace(finding, fix=_once(trainer))
+    if finding.rule == "state-per-micro-batch" and finding.seen.startswith("trainer."):
+        fix = "update it in on_step_end() of a callback, which is called once an update, and not in training_step()"
+        return replace(finding, fix=fix)
     return replace(finding, fix=_FIXES.get(finding.rule, finding.fix))
 
 

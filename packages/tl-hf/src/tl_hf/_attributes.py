@@ -5,11 +5,13 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch import Tensor, nn
 from transformers import Trainer
 
+from tl_core import TrainingSetup
 from tl_telemetry import is_own_class
 
 
@@ -28,6 +30,44 @@ def push(trainer: Trainer, attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
         if vars(trainer).get(name) is not value:
             setattr(trainer, name, value)
+
+
+def show(trainer: Trainer, setup: TrainingSetup) -> None:
+    """Let a setup have what the person's code gives its Trainer and training may change: modules, averages.
+
+    They are its attributes ``trainer.centers``, ``trainer.ema``.
+    """
+    for name in _own_names(trainer):
+        value = vars(trainer)[name]
+        if _is_state(value):
+            setattr(setup, _SHOWN + name, value)
+
+
+def give_back(setup: TrainingSetup, trainer: Trainer) -> None:
+    """Give a Trainer what a setup shows of it, which may have been put back to an earlier moment."""
+    shown = {name.removeprefix(_SHOWN): value for name, value in vars(setup).items() if name.startswith(_SHOWN)}
+    for name in _own_names(trainer):
+        if name not in shown and _is_state(vars(trainer)[name]):
+            delattr(trainer, name)  # it was not there yet
+    push(trainer, shown)
+
+
+_SHOWN = "trainer."
+
+
+def _is_state(value: Any) -> bool:
+    """Tell whether something is a module that trains, holds tensors, or is an object of the person's own with some."""
+    if isinstance(value, nn.Module):
+        return any(parameter.requires_grad for parameter in value.parameters())
+    if isinstance(value, (Mapping, list, tuple)):
+        parts = list(value.values() if isinstance(value, Mapping) else value)
+        return bool(parts) and all(isinstance(part, Tensor) for part in parts)
+    if not is_own_class(type(value)):
+        return False
+    return any(
+        isinstance(held, Tensor) or (isinstance(held, (nn.Module, Mapping, list, tuple)) and _is_state(held))
+        for held in getattr(value, "__dict__", {}).values()
+    )
 
 
 def has_own_attributes(trainer: Trainer) -> bool:

@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 from transformers import Trainer
 
+from tl_hf._attributes import show
 from tl_hf._fit import undivided
 from tl_hf._listen import Listener, listening
-from tl_hf._setup import setup_of
+from tl_hf._setup import fill, setup_of
 from tl_telemetry import LateRun, TrainingRun, observe_later
 
 
@@ -25,10 +26,22 @@ class _Watch(Listener):
         self._current: Any = None
 
     def begins(self) -> None:
-        self._run.begin(setup_of(self._trainer))
+        self.micro_batch_ended()
+        if self._again():
+            fill(self._run.setup, self._trainer)
+            return
+        setup = setup_of(self._trainer)
+        show(self._trainer, setup)
+        self._run.begin(setup)
+
+    def _again(self) -> bool:
+        """Tell whether this is one training that begins anew, as with ``auto_find_batch_size``."""
+        run = self._run
+        return run.begun and not run.facts.over and run.setup.model is self._trainer.model
 
     def micro_batch_begins(self, inputs: Any) -> None:
         self.micro_batch_ended()
+        show(self._trainer, self._run.setup)
         self._current = self._step.enter_context(self._run.step(inputs))
 
     def loss(self, loss: Tensor) -> None:
