@@ -331,8 +331,7 @@ def test_a_trainer_limited_by_steps_trains_on_a_batch_too_many(make_fit):
 behind; sample indices 0-7 were repeated, sample indices 24-31 dropped; the runs part at step 5: loss 0.76237 resumed, \
 1.21172 without interruption
   cause: the data start at another place after resuming than where the run had stopped; limited by max_steps, \
-Lightning takes the epoch that was over when it saved for unfinished: the resumed fit trained on a batch 5 of it, \
-which has 4
+Lightning goes on with the epoch that was over when it saved: the resumed fit trained on batch 5 of an epoch that has 4
   fix: limit the Trainer by max_epochs in place of max_steps; if this stays: let the order follow from the \
 epoch's number (a sampler with set_epoch(), which Lightning calls after it has begun to iterate: the order is to be \
 made when the first index is asked for) and, within an epoch, give the loader a position: torchdata's \

@@ -97,8 +97,8 @@ def repeated(report: R, beyond_epoch: int) -> R:
     if not beyond_epoch:
         return report
     cause = (
-        "limited by max_steps, Lightning takes the epoch that was over when it saved for unfinished: the resumed fit "
-        f"trained on a batch {beyond_epoch} of it, which has {beyond_epoch - 1}"
+        "limited by max_steps, Lightning goes on with the epoch that was over when it saved: the resumed fit "
+        f"trained on batch {beyond_epoch} of an epoch that has {beyond_epoch - 1}"
     )
     fix = "limit the Trainer by max_epochs in place of max_steps"
     findings = tuple(
