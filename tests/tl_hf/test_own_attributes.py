@@ -23,8 +23,11 @@ class Penalised(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        loss = loss + 0.1 * self.centers(outputs.logits).square().mean()
+        loss = loss + 0.1 * self.share() * self.centers(outputs.logits).square().mean()
         return (loss, outputs) if return_outputs else loss
+
+    def share(self):
+        return 1 / self.current_gradient_accumulation_steps
 
 
 class NeverCleared(Penalised):
@@ -77,6 +80,19 @@ def test_a_criterion_in_no_optimizer(hf):
         "  fix: build it from both ([*model.parameters(), *trainer.centers.parameters()]); if they are not meant to "
         "train, freeze them with requires_grad_(False), which also saves their gradients"
     ]
+
+
+class Undivided(PenalisedInOptimizer):
+    def share(self):
+        return 1.0
+
+
+def test_a_penalty_that_nobody_divides(hf):
+    """The loss of tokens is divided by num_items_in_batch; examples without any token that counts break no probe."""
+    report = check_hf_accumulation_equivalent(
+        lambda k: hf.trainer(trainer_class=Undivided, gradient_accumulation_steps=k)
+    )
+    assert [finding.rule for finding in report.findings] == ["loss-not-divided"]
 
 
 def test_a_criterion_whose_gradients_nobody_clears(hf):

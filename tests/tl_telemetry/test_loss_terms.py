@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -47,6 +49,10 @@ LOSSES = {
     "not scaled": (lambda s: loss_of(s), [("MseLoss", None, (), True)]),
     "divided afterwards": (lambda s: s.scaler.scale(loss_of(s)) / 4, [("MseLoss", "scaler", (0.25,), True)]),
     "divided before": (lambda s: s.scaler.scale(loss_of(s) / 4), [("MseLoss", "scaler", (0.25,), True)]),
+    "divided by the number of tokens where there are none": (
+        lambda s: loss_of(s) / torch.tensor(0.0),
+        [("MseLoss", None, (math.inf,), True)],
+    ),
     "scaled sum": (
         lambda s: s.scaler.scale(loss_of(s)) + s.scaler.scale(penalty_of(s)),
         [("MseLoss", "scaler", (), True), ("Sum", "scaler", (), True)],

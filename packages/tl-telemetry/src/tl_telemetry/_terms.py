@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -86,7 +87,9 @@ def _strip(node: Any, output: int, term: Term, scales: Mapping[int, str]) -> tup
                 term = term._replace(scaler=scales[factor.data_ptr()])
             elif factor.dim() == 0 and not factor.is_complex():
                 value = float(factor) if factor.device.type == "cpu" else factor
-                term = term._replace(factors=(*term.factors, value if name == _MUL else 1.0 / value))
+                if name == _DIV:  # a batch without anything that counts divides by 0
+                    value = math.inf if isinstance(value, float) and not value else 1.0 / value
+                term = term._replace(factors=(*term.factors, value))
         elif _dim(inputs[0][0], inputs[0][1]) != 0:
             break  # the conversion of what the loss is computed from
         node, output = inputs[0]
