@@ -12,7 +12,7 @@ import torch
 from tl_core import TrainingSetup, noted
 from tl_lightning._feed import ENDLESS, Feed
 from tl_lightning._fit import Hooks, ended, loss_of, result_of, stepped_fit
-from tl_lightning._flavor import flavor_of
+from tl_lightning._flavor import flavor_of, uncompiled
 from tl_lightning._progress import TrainerState
 from tl_lightning._quiet import quiet
 from tl_lightning._setup import own_callbacks, setup_of
@@ -40,7 +40,7 @@ class FedFit:
             return {"on_train_batch_end": lambda trainer, _, outputs, *rest: losses.append(loss_of(outputs, trainer))}
 
         arguments: dict[str, Any] = {"train_dataloaders": feed}
-        own, base = type(module), flavor.LightningModule
+        own, base = type(uncompiled(module)), flavor.LightningModule
         if own.validation_step is not base.validation_step and own.val_dataloader is base.val_dataloader:
             # Lightning warns of a validation_step without any, and of one that is empty unless no batches are wanted
             arguments["val_dataloaders"] = []

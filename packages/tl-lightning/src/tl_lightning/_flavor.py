@@ -10,6 +10,11 @@ from typing import Any
 _FLAVORS = ("lightning.pytorch", "pytorch_lightning")
 
 
+def uncompiled(module: Any) -> Any:
+    """Return the module inside of ``torch.compile(module)``, which ``fit`` takes too; any other object as it is."""
+    return getattr(module, "_orig_mod", module)
+
+
 def flavor_of(value: object, what: str, kind: str) -> Any:
     """Return the package that a module or a Trainer comes from.
 
@@ -23,7 +28,7 @@ def flavor_of(value: object, what: str, kind: str) -> Any:
     """
     for name in _FLAVORS:
         package = sys.modules.get(name)  # whoever has an object of its classes has imported it
-        if package is not None and isinstance(value, getattr(package, kind)):
+        if package is not None and isinstance(uncompiled(value), getattr(package, kind)):
             return package
     got = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
     raise TypeError(f"{what} must be a {kind} of lightning or pytorch_lightning, got {got}")
