@@ -17,8 +17,17 @@ if TYPE_CHECKING:
 _FIXES = {
     "scheduler-steps": "leave the call of its step() out of your code: the Trainer makes it after each update",
     "zeroed-per-micro-batch": "leave the call of zero_grad() out of your code: the Trainer makes it after each update",
+    "last-group-scale": "divide by self.current_gradient_accumulation_steps, the size of the group that a micro-batch "
+    "belongs to, and not by args.gradient_accumulation_steps",
     "state-per-micro-batch": "update it in on_step_end(), which is called once an update, and not in on_substep_end()",
 }
+
+
+_STEPS = (
+    "leave the calls of the optimizer's step() to the Trainer, which makes one after gradient_accumulation_steps "
+    "micro-batches, and at the end of an epoch"
+)
+_FIXES |= dict.fromkeys(("premature-update", "missing-update", "never-updates"), _STEPS)
 
 
 def advised(report: AccumulationReport, trainer: Trainer) -> AccumulationReport:
@@ -40,6 +49,10 @@ def _advised(finding: Finding, trainer: Trainer) -> Finding:
     if finding.rule == "state-per-micro-batch" and finding.seen.startswith("trainer."):
         fix = "update it in on_step_end() of a callback, which is called once an update, and not in training_step()"
         return replace(finding, fix=fix)
+    if finding.rule == "settings-differ" and "setup.step_index" in finding.fix:
+        return replace(finding, fix="compute it from state.global_step, the number of updates")
+    if finding.rule == "missing-update" and "init_scale" in finding.fix:
+        return finding
     return replace(finding, fix=_FIXES.get(finding.rule, finding.fix))
 
 
@@ -66,6 +79,12 @@ def _who_divides(trainer: Trainer) -> str:
 
 
 def _count(trainer: Trainer) -> str:
+    if not (trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None):
+        return (
+            "compute the loss in a compute_loss_func: the Trainer then counts the items of the whole group and gives "
+            "it num_items_in_batch, to divide the sum of the losses by (compute_loss() gets None for it, since "
+            f"{type(trainer.model).__name__}.forward() takes no **kwargs)"
+        )
     where = "compute_loss_func" if trainer.compute_loss_func is not None else "compute_loss()"
     return (
         f"divide the sum of the losses by num_items_in_batch, the number of items in the whole group, which {where} is "

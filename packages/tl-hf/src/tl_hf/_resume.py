@@ -13,6 +13,7 @@ from transformers import Trainer
 from tl_core import TrainingSetup
 from tl_hf._attributes import has_own_attributes, pull, push
 from tl_hf._batches import RepeatedBatches
+from tl_hf._exported import Exported, with_exported
 from tl_hf._extras import needs
 from tl_hf._fit import Fit
 from tl_hf._folder import Folder
@@ -67,6 +68,7 @@ def check_hf_resume_equivalent(
     from tl_resume import check_resume_equivalent
 
     check_make_trainer(make_trainer)
+    allow = allow if isinstance(allow, str) else tuple(allow)
     maker = Maker(make_trainer)
     trainer = maker.first(seed=seed)
 
@@ -74,7 +76,7 @@ def check_hf_resume_equivalent(
         runs = _Runs(maker, steps, batches)
         make_setup, step, save, load = runs.functions(trainer)
         try:
-            return check_resume_equivalent(
+            report = check_resume_equivalent(
                 make_setup,
                 lambda index: index,
                 step,
@@ -90,6 +92,7 @@ def check_hf_resume_equivalent(
             )
         finally:
             runs.close()
+        return with_exported(report, runs.exported, trainer, allow)
 
     with without_progress_bars(), short_collections():
         report = check()
@@ -149,6 +152,7 @@ class _Runs:
         self._fits: WeakKeyDictionary[TrainingSetup, Fit] = WeakKeyDictionary()
         self._running: Fit | None = None
         self._folder = Folder()
+        self.exported = Exported()
         self._checkpoint = ""  # the name of the one that was written last
 
     def functions(self, first: Trainer) -> tuple[Any, Any, Any, Any]:
@@ -193,6 +197,8 @@ class _Runs:
                 f"{trainer.state.max_steps}, got {self._steps}: raise max_steps or num_train_epochs"
             )
         fill(setup, trainer)
+        if written is not None:
+            self.exported.loaded(trainer)
         if has_own_attributes(trainer):
             setup.trainer = {}  # type: ignore[attr-defined]
             pull(trainer, setup.trainer)  # type: ignore[attr-defined]
@@ -217,6 +223,7 @@ class _Runs:
     def _write(self, fit: Fit, path: Path) -> None:
         """Have the Trainer write a checkpoint, and keep all that lies in its folder then at a path."""
         self._checkpoint = fit.save()
+        self.exported.saved(fit.trainer)
         if not (self._folder.path / self._checkpoint).is_dir():
             raise ValueError(
                 f"make_trainer()'s Trainer must write its checkpoints as transformers does: there is no folder "

@@ -34,11 +34,24 @@ def advised(report: ResumeReport, trainer: Trainer, same: RepeatedBatches | None
         trainer: a Trainer as they were trained.
         same: the batches with which the resumed training is the uninterrupted one, where that was established.
     """
+    findings = _without_repetition(report.findings, trainer)
     return replace(
         report,
-        findings=tuple(_advised(finding, trainer, same) for finding in report.findings),
+        findings=tuple(_advised(finding, trainer, same) for finding in findings),
         notes=tuple(_advised_note(note, trainer) for note in report.notes),
     )
+
+
+def _without_repetition(findings: tuple[Finding, ...], trainer: Trainer) -> tuple[Finding, ...]:
+    """Make one finding of what is missing because the Trainer saves only the model."""
+    missing = [f for f in findings if f.rule in (*_NOT_SAVED, "resume-diverges")]
+    if not trainer.args.save_only_model or len(missing) < 2:
+        return findings
+    first = missing[0]
+    others = ", ".join(finding.rule for finding in missing[1:])
+    steps = tuple(sorted({step for finding in missing for step in finding.steps}))
+    one = replace(first, seen=f"{first.seen}; and {others}", steps=steps)
+    return tuple(one if finding is first else finding for finding in findings if finding not in missing[1:])
 
 
 def _advised(finding: Finding, trainer: Trainer, same: RepeatedBatches | None) -> Finding:
@@ -58,6 +71,8 @@ def _advised(finding: Finding, trainer: Trainer, same: RepeatedBatches | None) -
             cause="ignore_data_skip=True: the resumed training begins the epoch anew instead of going on in it",
             fix="set ignore_data_skip=False",
         )
+    if finding.rule == "data-position-not-restored":
+        return replace(told, fix=_BY_EPOCH)
     if (name := _callback(finding, trainer)) is not None:
         return replace(told, cause=_callback_cause(trainer, name), fix=_callback_fix(trainer, name))
     if finding.rule == "attribute-not-restored" and finding.evidence.get("piece") == "setup.trainer":
@@ -67,6 +82,11 @@ def _advised(finding: Finding, trainer: Trainer, same: RepeatedBatches | None) -
     return told
 
 
+_BY_EPOCH = (
+    "make the order of the examples a function of the epoch, not of the global generators: a generator that is seeded "
+    "with it (set_epoch() of the sampler or the dataset, or args.data_seed); a resumed Trainer draws the batches of "
+    "its epoch again, up to the checkpoint's"
+)
 _NOTHING_OF = "training changes it, and a checkpoint holds nothing of"
 _KEEP = (
     "keep it in a TrainerCallback that is an ExportableState, which the checkpoint holds (with "
@@ -76,6 +96,8 @@ _KEEP = (
 
 def _advised_note(note: Finding, trainer: Trainer) -> Finding:
     told = in_words(note, trainer)
+    if "exported" in note.evidence:
+        return told
     if note.rule != "unsaved-attribute":
         return told
     if (name := _callback(note, trainer)) is not None:
@@ -122,8 +144,10 @@ def _batches_differ(finding: Finding, trainer: Trainer, same: RepeatedBatches) -
             finding,
             seen=seen,
             cause="the data give other batches after resuming; left open: random numbers that the dataset or the "
-            "collator draws from a generator of its own or in a loader's worker, an order of samples without a seed",
-            fix="make what the dataset and the collator draw a function of the example and the epoch",
+            "collator draws from a generator of its own or in a loader's worker, an order of samples without a seed, what "
+            "dataset or collator count",
+            fix="make what the dataset and the collator draw, and the order of the examples, a function of the example "
+            "and the epoch",
         )
     drawn = " and ".join(f"{name}'s" for name in sorted(same.drew_from))
     return replace(

@@ -49,8 +49,13 @@ def unwrapped(optimizer: Any) -> Any:
 
 def own_callbacks(trainer: Trainer) -> dict[str, Any]:
     """Return the callbacks that are of the person's own classes, by the names of these."""
-    own = [callback for callback in trainer.callback_handler.callbacks if is_own_class(type(callback))]
-    names = [type(callback).__name__ for callback in own]
-    # several of one class are numbered
-    numbers = [f"[{names[:place].count(name)}]" if names.count(name) > 1 else "" for place, name in enumerate(names)]
-    return {f"{name}{number}": callback for name, number, callback in zip(names, numbers, own, strict=True)}
+    return named([callback for callback in trainer.callback_handler.callbacks if is_own_class(type(callback))])
+
+
+def named(callbacks: list[Any]) -> dict[str, Any]:
+    """Return callbacks by the names of their classes; several of one class are told apart by their order."""
+    names = [type(callback).__name__ for callback in callbacks]
+    numbered = [
+        name if names.count(name) == 1 else f"{name}[{names[:place].count(name)}]" for place, name in enumerate(names)
+    ]
+    return dict(zip(numbered, callbacks, strict=True))

@@ -13,6 +13,9 @@ from tl_hf._setup import own_callbacks
 _WORDS = (
     (r"\bmake_setup\(\)", "make_trainer()"),
     (r"\bmake_step\((\w+)\)", r"make_trainer(\1)"),
+    (r"\bmake_step\(", "make_trainer("),
+    (r"\bmake_step\b", "make_trainer"),
+    (r"\bunfreeze in load\(\)", "unfreeze in on_train_begin() of a callback"),
     (r"\bload\(\)", "trainer.train(resume_from_checkpoint=...)"),
     (r"\bsave\(\) before step (\d+)", r"writing the checkpoint before step \1"),
     (r"\bsave\(\)", "writing the checkpoint"),
