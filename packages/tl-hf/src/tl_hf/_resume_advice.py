@@ -144,10 +144,10 @@ def _batches_differ(finding: Finding, trainer: Trainer, same: RepeatedBatches) -
             finding,
             seen=seen,
             cause="the data give other batches after resuming; left open: random numbers that the dataset or the "
-            "collator draws from a generator of its own or in a loader's worker, an order of samples without a seed, what "
-            "dataset or collator count",
-            fix="make what the dataset and the collator draw, and the order of the examples, a function of the example "
-            "and the epoch",
+            "collator draws from a generator of its own or in a loader's worker, an order of samples without a seed, "
+            "what dataset or collator count",
+            fix="make what the dataset and the collator draw, and the order of the examples, a function of the "
+            "example and the epoch",
         )
     drawn = " and ".join(f"{name}'s" for name in sorted(same.drew_from))
     return replace(

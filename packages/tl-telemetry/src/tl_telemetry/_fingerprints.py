@@ -103,7 +103,7 @@ def state_entries(setup: TrainingSetup, *, compare: bool) -> dict[str, StateEntr
     entries = {}
     weights = {name: p.detach() for name, p in setup.model.named_parameters() if not is_lazy(p)}
     kept = [(f"setup.state[{name!r}]", name, value, True) for name, value in setup.state.items()]
-    kept += [(f"setup.{place}", place, value, False) for place, value in _attributes_that_average(setup)]
+    kept += [(_shown(setup, place), place, value, False) for place, value in _attributes_that_average(setup)]
     for place, name, value, in_state in kept:
         read = _read_state(value)
         if read is None:
@@ -123,6 +123,13 @@ def state_entries(setup: TrainingSetup, *, compare: bool) -> dict[str, StateEntr
             weights=_samples(weights) if averages else {},
         )
     return entries
+
+
+def _shown(setup: TrainingSetup, place: str) -> str:
+    """Return an attribute's place in the words of its owner: what adapts a Trainer adds callbacks by their names."""
+    if place.startswith("trainer."):
+        return place
+    return f"callback {place}" if setup.driver else f"setup.{place}"
 
 
 def _attributes_that_average(setup: TrainingSetup) -> Iterator[tuple[str, Any]]:
