@@ -337,3 +337,36 @@ epoch's number (a sampler with set_epoch(), which Lightning calls after it has b
 made when the first index is asked for) and, within an epoch, give the loader a position: torchdata's \
 StatefulDataLoader has one, any other can only be resumed at the end of an epoch"""
     )
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_callback_that_makes_its_state_anew_after_it_was_restored(one_pl, make_fit, guarded):
+    """What a hook makes anew after Lightning has restored callbacks is not told as missing in the checkpoint."""
+
+    class Average(one_pl.Callback):
+        weights = None
+
+        def on_fit_start(self, trainer, module):
+            if not (guarded and self.weights):
+                self.weights = {name: p.detach().clone() for name, p in module.named_parameters()}
+
+        def on_train_batch_end(self, trainer, module, *rest):
+            for name, parameter in module.named_parameters():
+                self.weights[name].lerp_(parameter.detach(), 0.1)
+
+        def state_dict(self):
+            return {"weights": self.weights}
+
+        def load_state_dict(self, state):
+            self.weights = state["weights"]
+
+    report = check_lightning_resume_equivalent(make_fit(callbacks=lambda: [Average()]), resume_at=4)
+    assert rules_of(report) == ([] if guarded else ["attribute-not-restored"])
+    if not guarded:
+        assert (report.findings[0].cause, report.findings[0].fix) == (
+            "the callback has a load_state_dict(), and something else is there when training goes on: state_dict() "
+            "does not return it, or on_fit_start() or on_train_start(), which Lightning calls after it has restored "
+            "callbacks, makes it anew",
+            "return it from state_dict() and set it in load_state_dict(); let on_fit_start() and on_train_start() make "
+            "it only where it is not there yet",
+        )

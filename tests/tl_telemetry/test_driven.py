@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tl_core import TrainingSetup, seed_everything
+from tl_core import CheckFailed, TrainingSetup, seed_everything
 from tl_telemetry import observe, run_training
 
 X = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
@@ -109,3 +109,36 @@ def test_a_scheduler_that_names_no_optimizer_is_held_against_all(calls, rules):
 
     run = run_training(lambda: make_setup(schedulers=Counter()), X, make_step(lambda index: calls), steps=4)
     assert [finding.rule for finding in run.check().findings] == rules
+
+
+def test_a_schedule_by_epochs_in_a_trainer_is_told_in_its_words():
+    """Where a Trainer steps the scheduler, the fix is not to call its step() oneself."""
+    fixes = []
+    for driver in ("", "Lightning", "transformers"):
+
+        def make_setup(driver=driver):
+            model = nn.Linear(2, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            setup = TrainingSetup(model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+            setup.driver = driver
+            return setup
+
+        def step(setup, batch):
+            loss = setup.model(batch).square().mean()
+            setup.optimizer.zero_grad()
+            loss.backward()
+            setup.optimizer.step()
+            if setup.step_index % 3 == 2:
+                setup.scheduler.step()
+            return loss
+
+        run = run_training(make_setup, torch.ones(4, 2), step, steps=9)
+        with pytest.raises(CheckFailed) as error:
+            run.assert_lr(lambda index: 0.5**index)
+        fixes.append(error.value.findings[0].fix)
+    assert fixes == [
+        "expect the rate of step // 3, or call scheduler.step() in every step",
+        "expect the rate of step // 3, or let Lightning step it ('interval': 'step' in what configure_optimizers() "
+        "returns for it) in every step",
+        "expect the rate of step // 3, or let transformers step it in every step",
+    ]

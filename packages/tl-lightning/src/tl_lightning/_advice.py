@@ -61,6 +61,32 @@ def advised(report: R, fixes: Mapping[str, str]) -> R:
     return replace(report, findings=tuple(replace(one, fix=fixes.get(one.rule, one.fix)) for one in report.findings))
 
 
+def told_of_hooks(report: R, restoring: Iterable[str]) -> R:
+    """Return a report that says what can become of the state that a callback restores.
+
+    Args:
+        report: the report.
+        restoring: the names of the person's callbacks that have a ``load_state_dict`` of their own.
+    """
+    pieces = {f"setup.{name}" for name in restoring}
+    cause = (
+        "the callback has a load_state_dict(), and something else is there when training goes on: state_dict() does "
+        "not return it, or on_fit_start() or on_train_start(), which Lightning calls after it has restored callbacks, "
+        "makes it anew"
+    )
+    fix = (
+        "return it from state_dict() and set it in load_state_dict(); let on_fit_start() and on_train_start() make it "
+        "only where it is not there yet"
+    )
+    findings = tuple(
+        replace(one, cause=cause, fix=fix)
+        if one.rule == "attribute-not-restored" and one.evidence.get("piece") in pieces
+        else one
+        for one in report.findings
+    )
+    return replace(report, findings=findings)
+
+
 def explained(report: R, lost: Iterable[str], overwritten: Iterable[str]) -> R:
     """Return a report that says what lay between the checkpoint and the next batch, where the runs part without cause.
 

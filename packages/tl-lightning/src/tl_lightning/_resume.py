@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tl_core import TrainingSetup
-from tl_lightning._advice import RESUME, advised, explained, in_words, repeated
+from tl_lightning._advice import RESUME, advised, explained, in_words, repeated, told_of_hooks
 from tl_lightning._extras import needs
 from tl_lightning._own_code import running
 from tl_lightning._resumed_fits import Fits
@@ -74,7 +74,8 @@ def check_lightning_resume_equivalent(
         )
     finally:
         fits.close()
-    report = explained(advised(report, RESUME), fits.lost, fits.overwritten)
+    report = told_of_hooks(advised(report, RESUME), fits.restoring)
+    report = explained(report, fits.lost, fits.overwritten)
     return in_words(repeated(report, fits.beyond_epoch), {r"\bmake_setup\(\)": "make_fit()"}, fits.callbacks)
 
 

@@ -28,6 +28,7 @@ class Fits:
 
     Attributes:
         callbacks: the names of the person's callbacks.
+        restoring: the names of those that have a ``load_state_dict`` of their own.
         lost: what changed between the checkpoint and the next batch in the run that saved, and not when resumed.
         overwritten: what changed there in a resumed fit only.
         beyond_epoch: which batch of an epoch a resumed fit trained on that has not as many; 0: none.
@@ -43,6 +44,7 @@ class Fits:
         self._held: tuple[Any, StateCapture] | None = None  # the Trainer that saved or was resumed, and its state then
         self._changed: list[str] = []  # in the run that saved, between the checkpoint and the next batch
         self.callbacks: set[str] = set()
+        self.restoring: set[str] = set()
         self.lost: list[str] = []
         self.overwritten: list[str] = []
         self.beyond_epoch = 0
@@ -57,7 +59,11 @@ class Fits:
 
     def make_setup(self) -> TrainingSetup:
         trainer, loop = self._begin(None)
-        self.callbacks |= own_callbacks(trainer).keys()
+        for name, callback in own_callbacks(trainer).items():
+            self.callbacks.add(name)
+            # a method of the person's own class, and not Lightning's, which does nothing
+            if type(callback).load_state_dict.__module__ == type(callback).__module__:
+                self.restoring.add(name)
         setup = setup_of(trainer)
         self._running[setup] = (trainer, loop)
         return setup

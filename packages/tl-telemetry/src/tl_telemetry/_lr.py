@@ -132,7 +132,7 @@ def _explain(
                 (
                     f"the schedule moves once in {unit} steps, the expectation in each: scheduler.step() "
                     "is called once an update of several micro-batches, or once an epoch",
-                    f"expect the rate of step // {unit}, or call scheduler.step() in every step",
+                    f"expect the rate of step // {unit}, or {_step_it(run)} in every step",
                 )
             )
     if len(reasons) == 1:
@@ -144,6 +144,13 @@ def _explain(
         "undecided: no shift, factor or unit explains the difference",
         "print the schedule's values beside the expected ones",
     )
+
+
+def _step_it(run: Evidence) -> str:
+    """Say how a scheduler comes to be stepped."""
+    if run.setup.driver == "Lightning":
+        return "let Lightning step it ('interval': 'step' in what configure_optimizers() returns for it)"
+    return f"let {run.setup.driver} step it" if run.setup.driver else "call scheduler.step()"
 
 
 def _never_moves(run: Evidence, name: str, own: list[str], stepped: set[str]) -> tuple[str, str]:

@@ -47,7 +47,7 @@ def missing_zero_grad(run: Evidence) -> Iterator[Finding]:
         fix = f"call zero_grad(){on} once an update, before backward() or after step()"
         if others:
             fix = f"call zero_grad() on {name!r} before the backward() whose gradients it steps with"
-        elif steps[-1][1].closure:
+        elif steps[-1][1].closure and steps[-1][1].backwards:
             fix = "call zero_grad() in the closure, before backward()"
         elif not whole_optimizer:
             fix += ", on the optimizer itself: it reaches all that it steps, which a module's zero_grad() need not"
