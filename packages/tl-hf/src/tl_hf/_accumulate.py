@@ -51,6 +51,8 @@ def check_hf_accumulation_equivalent(
     optimizer and scheduler step, gradients, learning rates, weights and what the person's callbacks keep. Where
     something differs, further trainings establish why.
 
+    Nothing is written to the Trainer's ``output_dir``: ``args.output_dir`` is a temporary folder while the check trains.
+
     Args:
         make_trainer: ``make_trainer(k)`` returns a fresh Trainer with ``gradient_accumulation_steps=k``.
         data: full batches, as the Trainer's collator makes them: one batch, a list of batches (cycled), an iterable
