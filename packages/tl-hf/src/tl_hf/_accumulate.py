@@ -51,7 +51,7 @@ def check_hf_accumulation_equivalent(
     optimizer and scheduler step, gradients, learning rates, weights and what the person's callbacks keep. Where
     something differs, further trainings establish why.
 
-    Nothing is written to the Trainer's ``output_dir``: ``args.output_dir`` is a temporary folder while the check trains.
+    Nothing is written to the Trainer's ``output_dir``: while the check trains, that is a temporary folder.
 
     Args:
         make_trainer: ``make_trainer(k)`` returns a fresh Trainer with ``gradient_accumulation_steps=k``.

@@ -45,7 +45,7 @@ def check_hf_resume_equivalent(
     and weights are compared update by update, and the whole state: model, optimizer, scheduler, GradScaler, what the
     person's own callbacks and their own Trainer class keep. Where the trainings part, further ones establish why.
 
-    Nothing is written to the Trainer's ``output_dir``: ``args.output_dir`` is a temporary folder while the check trains.
+    Nothing is written to the Trainer's ``output_dir``: while the check trains, that is a temporary folder.
 
     Args:
         make_trainer: ``make_trainer()`` returns a fresh Trainer, built as a new process would build it.
