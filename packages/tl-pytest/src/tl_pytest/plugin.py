@@ -168,7 +168,7 @@ def lightning_trainer(training_runner: TrainingRunner) -> Any:
             def make_fit():
                 return lightning_trainer(max_epochs=2), LitClassifier(), make_loader()
 
-            training_runner.assert_lightning_resume_equivalent(make_fit)
+            training_runner.assert_lightning_resume_equivalent(make_fit, resume_at=4)  # where an epoch has 4 batches
     """
     from tl_pytest._extras import needed_by_fixture
 
