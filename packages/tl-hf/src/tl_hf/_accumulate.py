@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from transformers import Trainer
 
-from tl_core import TrainingSetup
+from tl_core import TrainingSetup, preserve_rng, seed_everything
 from tl_hf._accumulation_advice import advised
 from tl_hf._attributes import give_back, show
 from tl_hf._extras import needs
@@ -61,11 +61,12 @@ def check_hf_accumulation_equivalent(
         accumulation_steps: micro-batches in a group, at least 2.
         cycles: how many full batches are compared, at least 1.
         epoch_length: micro-batches in an epoch; where it is no multiple of ``accumulation_steps``, the incomplete last
-            group of an epoch is compared too. None: the length of a loader, where it has one (and at most 64 batches);
-            else no epoch ends.
+            group of an epoch is compared too. None: where ``data`` is None, the length of
+            ``make_trainer(accumulation_steps).get_train_dataloader()``, if it has one (and at most 64 batches); else
+            no epoch ends.
         split: ``split(batch, parts)`` returns a list of micro-batches. None: ``tl_accum.split_batch``.
         disable_dropout: switch dropout off in all trainings.
-        seed: seeds python, numpy and torch before ``make_trainer`` is called.
+        seed: seeds python, numpy and torch before ``make_trainer`` is called, and before batches are drawn.
         rtol: relative tolerance; None is that of ``grad_accumulation`` in ``tl_core.Tolerances`` (1e-4).
         atol: absolute tolerance; None is that of ``grad_accumulation`` (1e-6).
         allow: ids of rules that are allowed to be broken.
@@ -86,9 +87,11 @@ def check_hf_accumulation_equivalent(
     maker = Maker(make_trainer)
     trainer = maker.first(1, seed=seed)
     if data is None:
-        data = trainer.get_train_dataloader()
-    if epoch_length is None:
-        epoch_length = _incomplete_epoch(data, accumulation_steps)
+        with preserve_rng():
+            seed_everything(seed)  # a loader may draw the seed of its order when it is made
+            data = _full_batches(trainer)
+            if epoch_length is None:
+                epoch_length = _incomplete_epoch(maker, accumulation_steps, seed)
     runs = _Runs(maker, accumulation_steps, cycles, epoch_length)
     make_setup, make_step = runs.functions(trainer)
     # a loader that gives the data is left in the middle of its epoch
@@ -99,7 +102,7 @@ def check_hf_accumulation_equivalent(
             make_step,
             accumulation_steps=accumulation_steps,
             cycles=cycles,
-            epoch_length=epoch_length,
+            epoch_length=_endless(data, accumulation_steps, cycles) if epoch_length is None else epoch_length,
             split=split,
             disable_dropout=disable_dropout,
             device=trainer.args.device,
@@ -166,16 +169,42 @@ def assert_hf_accumulation_equivalent(
     ).require()
 
 
-def _incomplete_epoch(data: Any, accumulation_steps: Any) -> int | None:
-    """Return the length of a loader whose last group is incomplete, and which is short enough to be fed whole."""
-    if isinstance(data, (list, tuple, Mapping, Tensor)) or not hasattr(data, "__iter__"):
-        return None
+def _full_batches(trainer: Trainer) -> Any:
+    """Return the loader of the Trainer for full batches, without the smaller last one: it could not always be split."""
+    loader = trainer.get_train_dataloader()
+    if trainer.args.dataloader_drop_last or (_length(loader) or 0) < 2:
+        return loader
+    trainer.args.dataloader_drop_last = True
     try:
-        length = len(data)
-    except TypeError:  # a loader over an iterable dataset, a generator
+        return trainer.get_train_dataloader()
+    finally:
+        trainer.args.dataloader_drop_last = False  # the arguments may be those of other Trainers too
+
+
+def _incomplete_epoch(maker: Maker, accumulation_steps: Any, seed: int) -> int | None:
+    """Return how many micro-batches an epoch has, where its last group is incomplete and it is short enough to feed."""
+    if not (isinstance(accumulation_steps, int) and accumulation_steps > 1):  # the check says what is allowed
         return None
-    rest = length % accumulation_steps if isinstance(accumulation_steps, int) and accumulation_steps > 0 else 0
-    return length if rest and length <= _MAX_IMPLIED_EPOCH else None
+    length = _length(maker.first(accumulation_steps, seed=seed).get_train_dataloader())
+    return length if length is not None and length % accumulation_steps and length <= _MAX_IMPLIED_EPOCH else None
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # over an iterable dataset
+        return None
+
+
+def _endless(data: Any, accumulation_steps: Any, cycles: Any) -> int | None:
+    """Return a length of an epoch that does not end within what is fed.
+
+    That of a loader of full batches, which None stands for, is not that of an epoch of micro-batches.
+    """
+    sized = hasattr(data, "__iter__") and not isinstance(data, (list, tuple, Mapping, Tensor))
+    if not (sized and isinstance(accumulation_steps, int) and isinstance(cycles, int)):
+        return None
+    return accumulation_steps * (cycles + 1)
 
 
 class _Runs:
