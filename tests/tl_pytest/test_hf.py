@@ -136,10 +136,40 @@ def test_it(hf_trainer, training_runner):
 """
     result = run_hf(source)
     result.assert_outcomes(failed=1)
-    assert [line for line in result.outlines if line.startswith(">")] == [
+    assert _lines_shown(result) == [
         ">       training_runner.assert_hf_resume_equivalent(lambda: hf_trainer(Net(), data(), trainer_class=Broken))",
         '>       raise RuntimeError("out of luck")',
     ]
+
+
+def test_an_error_of_torch_in_a_trainer_is_shown_without_the_trainers_frames(run_hf):
+    """What lies between two of the checks' functions is the Trainer's, in a check and in a watched training."""
+    source = """
+class Broken(Trainer):
+    def compute_loss(self, *arguments, **keywords):
+        return torch.zeros(24).view(-1, 5)
+
+def test_check(hf_trainer, training_runner):
+    training_runner.assert_hf_resume_equivalent(lambda: hf_trainer(Net(), data(), trainer_class=Broken))
+
+def test_watch(hf_trainer, training_runner):
+    trainer = hf_trainer(Net(), data(), trainer_class=Broken)
+    with training_runner.watch_hf(trainer):
+        trainer.train()
+"""
+    result = run_hf(source)
+    result.assert_outcomes(failed=2)
+    assert _lines_shown(result) == [
+        ">       training_runner.assert_hf_resume_equivalent(lambda: hf_trainer(Net(), data(), trainer_class=Broken))",
+        ">       return torch.zeros(24).view(-1, 5)",
+        ">           trainer.train()",
+        ">       return torch.zeros(24).view(-1, 5)",
+    ]
+    assert not [line for line in result.outlines if "transformers/trainer.py" in line]
+
+
+def _lines_shown(result: pytest.RunResult) -> list[str]:
+    return [line for line in result.outlines if line.startswith(">")]
 
 
 @pytest.mark.parametrize("workers", [False, True], ids=["one process", "xdist"])

@@ -42,14 +42,16 @@ def without_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> Tracebac
     below = chain[own[-1] + 1 :]  # what the innermost of the checks' functions called
     if not isinstance(excinfo.value, (CheckFailed, NotJudged)):
         misuse = isinstance(excinfo.value, (ValueError, TypeError, ImportError)) and not below
-        while below and _module(below[0]).partition(".")[0] in _LIBRARIES:
+        while below and _top(below[0]) in _LIBRARIES:
             del below[0]
         if not misuse and not below:
             return excinfo.tb
-    # contextlib's frames stand between a check's context manager and the person's `with`
-    above = [link for link in chain[: own[-1]] if not _is_own(link) and _module(link) != "contextlib"]
+    # contextlib's frames stand between a check's context manager and the person's `with`, those of a framework between
+    # what runs its loop and what listens to it
+    between = {"contextlib"} | _FRAMEWORKS
+    above = [link for link in chain[: own[-1]] if not _is_own(link) and _top(link) not in between]
     left = [*above, *below]
-    if all(_module(link).partition(".")[0] in _PYTEST for link in left):
+    if all(_top(link) in _PYTEST for link in left):
         return excinfo.tb
     short: TracebackType | None = None
     for link in reversed(left):
@@ -58,8 +60,9 @@ def without_own_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> Tracebac
 
 
 def _is_own(link: TracebackType) -> bool:
-    return _module(link).partition(".")[0] in _OWN
+    return _top(link) in _OWN
 
 
-def _module(link: TracebackType) -> str:
-    return str(link.tb_frame.f_globals.get("__name__", ""))
+def _top(link: TracebackType) -> str:
+    """Return the package that a frame's function is from."""
+    return str(link.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
