@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from tl_accum._context import Context
 from tl_accum._counts import candidates
 from tl_accum._differences import tensors_of
 from tl_accum._rules.probes import moving_figures
-from tl_accum._vectors import Vector, added, made_of, norm, num_elements, only, ratio
+from tl_accum._vectors import Vector, added, dot, largest, made_of, minus, norm, num_elements, only, ratio
 from tl_accum._words import listed, number
 from tl_core import Finding
 from tl_telemetry import Piece
@@ -17,6 +19,12 @@ from tl_telemetry import Piece
 LEAST_UNEQUAL = 0.02
 # How far terms may lie apart that are the same in every micro-batch, at the most: relative to their length.
 ALIKE = 0.05
+# How much of a term may be left beside the multiple of the weights that it is said to be, relative to its length.
+PLAIN = 1e-3
+# How many times what its gradients may be off by a term must be, for its shape to tell anything.
+FAR_ABOVE = 10.0
+# How many elements a term must have, at least, for its shape to tell anything: one is a multiple of any other.
+FEWEST = 4
 
 
 def constant_term(context: Context) -> Finding | None:
@@ -27,6 +35,8 @@ def constant_term(context: Context) -> Finding | None:
     share = _share(context)
     if share is not None and abs(share - 1.0) <= context.rtol:
         return _constant_in_sum(context)
+    if share is not None and abs(share * parts - 1.0) > context.rtol:
+        return None  # all of each micro-batch's gradients has that share, so that no term is alone in it
     # what a step for one accumulation step makes of a micro-batch holds the term once, and so does the accumulated
     # step: mine = single / k + (1 - 1 / k) * term
     rest = 1.0 - 1.0 / parts
@@ -44,7 +54,7 @@ def constant_term(context: Context) -> Finding | None:
     if not context.same(added([context.expected, term], [1.0, float(parts - 1)]), context.got):
         return None
     reached = [name for name, value in term.items() if float(value.abs().max()) > context.rtol * 1e-3 * size]
-    what = _penalty(context, only(term, reached))
+    what = _penalty(context, only(term, reached), 1.0 / (parts - 1))
     return Finding(
         "constant-term",
         f"the accumulated gradients hold {parts} times a term that the full batch's hold once: it is the same in every "
@@ -70,7 +80,7 @@ def _constant_in_sum(context: Context) -> Finding | None:
     if size <= context.rtol * norm(context.expected):
         return None
     reached = [name for name, value in term.items() if float(value.abs().max()) > context.rtol * size]
-    if not (what := _penalty(context, only(term, reached))):
+    if not (what := _penalty(context, only(term, reached), factor)):
         return None
     return Finding(
         "constant-term",
@@ -83,19 +93,51 @@ def _constant_in_sum(context: Context) -> Finding | None:
     )
 
 
-def _penalty(context: Context, term: Vector) -> str:
-    """Say which penalty on the weights a term is, where its gradient shows it."""
+def _penalty(context: Context, term: Vector, share: float) -> str:
+    """Say which penalty on the weights a term is, where its gradient shows it.
+
+    Args:
+        context: the update.
+        term: the term's gradient.
+        share: how much of the term is one of what the accumulated gradients have too much.
+    """
     run = context.comparison.run
     held = tensors_of(run.groups[context.number].start, Piece("weights"))
     weights = only(held, term)
     if weights.keys() != term.keys() or any(weights[name].shape != value.shape for name, value in term.items()):
         return ""
-    if (factor := ratio(term, weights, 1e-3)) is not None:
+    allowed = context.comparison.bounds.of(context.expected)
+    errors = {name: share * allowed.get(name, max(allowed.values(), default=0.0)) for name in term}
+    if (factor := _multiple(term, weights, errors)) is not None:
         return f" (its gradient is {number(factor)} times the weights: an L2 penalty)"
     signs = {name: torch.sign(value) for name, value in weights.items()}
-    if (factor := ratio(term, signs, 1e-3)) is not None:
+    if (factor := _multiple(term, signs, errors)) is not None:
         return f" (its gradient is {number(factor)} times the weights' signs: an L1 penalty)"
     return ""
+
+
+def _multiple(term: Vector, shape: Vector, errors: Mapping[str, float]) -> float | None:
+    """Return the factor by which a term is a multiple of a shape; None unless that is plain in every parameter.
+
+    What the multiple leaves of the term must be what rounding may leave, and the term far more than that: weights are
+    no gradients, so that beside their size anything would be small.
+
+    Args:
+        term: the term's gradient.
+        shape: what it may be a multiple of.
+        errors: how far each parameter's elements of the term may be off.
+    """
+    square = dot(shape, shape)
+    if not square or num_elements(term) < FEWEST:
+        return None
+    factor = dot(term, shape) / square
+    told = False
+    for name, value in term.items():
+        rest = largest(minus({name: value}, {name: factor * shape[name]}))
+        if rest > max(errors[name], PLAIN * largest({name: value})):
+            return None
+        told = told or largest({name: value}) > FAR_ABOVE * errors[name]
+    return factor if told and norm(added([term, shape], [1.0, -factor])) <= PLAIN * norm(term) else None
 
 
 def mean_of_means(context: Context) -> Finding | None:
@@ -109,8 +151,9 @@ def mean_of_means(context: Context) -> Finding | None:
     beside = "" if averaged else _also(share, parts, context.rtol)
     fits = []
     for counts in candidates(context.group.parts, context.group.full):
-        made = added(context.singles, [count / counts.total for count in counts.numbers])
-        if context.same(made, context.expected):
+        shares = [count / counts.total for count in counts.numbers]
+        made = added(context.singles, shares)
+        if not _alike(shares, share, context.rtol) and context.same(made, context.expected):
             fits.append((norm(added([made, context.expected], [1.0, -1.0])), counts))
     if fits:
         counts = min(fits, key=lambda fit: fit[0])[1]
@@ -133,7 +176,7 @@ def mean_of_means(context: Context) -> Finding | None:
             evidence={"counts": counts.numbers},
         )
     weights = made_of(context.expected, context.singles, context.rtol)
-    if weights is None:
+    if weights is None or _alike(weights, share, context.rtol):
         return None
     figures = ", ".join(number(weight) for weight in weights)
     is_mean = abs(sum(weights) - 1.0) <= 10 * context.rtol
@@ -153,6 +196,11 @@ def mean_of_means(context: Context) -> Finding | None:
         'size of this loss: allow=["mean-of-means"]',
         evidence={"weights": tuple(weights)},
     )
+
+
+def _alike(weights: Sequence[float], share: float, rtol: float) -> bool:
+    """Tell whether micro-batches weigh what they do, within tolerance: then something else differs."""
+    return all(abs(weight - share) <= rtol * abs(share) for weight in weights)
 
 
 def _also(share: float, parts: int, rtol: float) -> str:
