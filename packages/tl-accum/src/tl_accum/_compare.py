@@ -97,7 +97,7 @@ def compare(session: Session, bounds: Bounds) -> Comparison:
         again = _compared(session, bounds, other, Frozen())
         if again.agrees:
             return again
-    return found if found.agrees else _with_floor(found)
+    return found if found.agrees else _by_gradients(_with_floor(found))
 
 
 def compare_frozen(found: Comparison) -> Comparison | None:
@@ -110,7 +110,7 @@ def compare_frozen(found: Comparison) -> Comparison | None:
     norms = _batch_norms(model, owners)
     frozen = replace(frozen, modules=tuple(dict.fromkeys([*owners, *norms])))
     again = _compared(found.session, replace(found.bounds, floor={}), found.indices, frozen)
-    return again if again.agrees else _with_floor(again)
+    return again if again.agrees else _by_gradients(_with_floor(again))
 
 
 def _compared(session: Session, bounds: Bounds, indices: Sequence[int], frozen: Frozen) -> Comparison:
@@ -166,6 +166,40 @@ def _with_floor(found: Comparison) -> Comparison:
     again = _compared(session, replace(found.bounds, floor=floor), found.indices, found.frozen)
     again.noise, again.spread = relative, spread
     return again
+
+
+def _by_gradients(found: Comparison) -> Comparison:
+    """Compare weights again by what the full batches' loop makes of the gradients that were accumulated.
+
+    An optimizer may make anything of gradients that agree: one that divides by their size turns a part that is nothing
+    but rounding (a key bias's) into steps of full size, and one that normalises a whole parameter by its length moves
+    the rest of it otherwise then.
+    """
+    first = _first_gap(found)
+    if first is None or not first.only_weights:
+        return found
+    session, reference, bounds = found.session, found.reference, found.bounds
+    in_step: list[bool] = []
+
+    def matches(run: Run, number: int) -> bool:
+        gap = group_gap(reference, run, number, bounds)
+        in_step.append(gap.in_step or gap.only_weights)
+        return in_step[-1]
+
+    run = session.accumulated(frozen=found.frozen, reference=reference, matches=matches)
+    until = (*in_step, False).index(False)
+    replayed = session.replayed(frozen=found.frozen, indices=found.indices, reference=reference, run=run, until=until)
+    gaps = [
+        group_gap(reference, run, number, bounds, replayed if number < until else None)
+        for number in range(len(in_step))
+    ]
+    again = replace(found, run=run, gaps=gaps)
+    rest = _first_gap(again)
+    return found if rest is not None and rest.only_weights and rest.number == first.number else again
+
+
+def _first_gap(found: Comparison) -> GroupGap | None:
+    return next((gap for gap in found.gaps if not gap.agrees), None)
 
 
 def gap_with(found: Comparison, number: int, restored: Part) -> GroupGap:

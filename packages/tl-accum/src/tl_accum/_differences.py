@@ -94,13 +94,26 @@ class GroupGap:
         return not (self.timing or self.gradients or self.weights)
 
     @property
+    def only_weights(self) -> bool:
+        """Whether weights moved otherwise although the same updates were made, with the same settings."""
+        return bool(self.weights) and not (self.timing or self.gradients or self.settings)
+
+    @property
     def agrees(self) -> bool:
         """Whether nothing that counts differs."""
         return not (self.timing or self.gradients or self.weights or self.settings or self.schedulers or self.state)
 
 
-def group_gap(reference: Run, run: Run, number: int, bounds: Bounds) -> GroupGap:
-    """Compare one group of two runs."""
+def group_gap(reference: Run, run: Run, number: int, bounds: Bounds, replayed: Run | None = None) -> GroupGap:
+    """Compare one group of two runs.
+
+    Args:
+        reference: the run over full batches.
+        run: the run over micro-batches.
+        number: which group.
+        bounds: the tolerance.
+        replayed: the run over full batches with the gradients of the other: it tells how weights move with those.
+    """
     full, parts = reference.groups[number], run.groups[number]
     wanted, made = updates(reference, full), updates(run, parts)
     last = len(parts.steps) - 1
@@ -117,7 +130,10 @@ def group_gap(reference: Run, run: Run, number: int, bounds: Bounds) -> GroupGap
             gap = _gradient_gap(name, expected, got, bounds)
             if gap is not None:
                 gradients.append(gap)
-    weights, buffers = _moved(reference, run, number, bounds, [u for name in wanted for u in wanted[name]])
+    applied = [update for name in wanted for update in wanted[name]]
+    weights, buffers = _moved(reference, run, number, bounds, applied)
+    if weights and replayed is not None:
+        weights, _ = _moved(replayed, run, number, bounds, applied)
     if timing:  # what moves with the updates moves when they do
         return GroupGap(number, timing, gradients, weights, buffers, settings=[], schedulers=[], state=[])
     return GroupGap(

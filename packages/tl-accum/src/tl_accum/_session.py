@@ -13,8 +13,10 @@ from tl_accum._copies import Copies
 from tl_accum._forward import watching_buffers
 from tl_accum._generators import disturb
 from tl_accum._plan import Group, Plan, Step
+from tl_accum._replay import replaced_gradients
 from tl_accum._runs import Frozen, GroupRun, MicroStep, Part, Run
 from tl_accum._switch import Switch, switched
+from tl_accum._updates import updates
 from tl_core import TrainingSetup, build_setup, module_names, noted, preserve_rng, seed_everything
 from tl_telemetry import (
     GradientLog,
@@ -96,6 +98,23 @@ class Session:
                 agreed = matches(loop.run, group.number) and agreed
                 if agreed:
                     _take_over(reference.groups[group.number].end, loop.run.setup)
+        return loop.run
+
+    def replayed(self, *, frozen: Frozen, indices: Sequence[int], reference: Run, run: Run, until: int) -> Run:
+        """Run the full batches as ``full`` does, with the gradients that the updates over micro-batches applied.
+
+        Args:
+            frozen: what runs with fixed statistics.
+            indices: the step index of each group.
+            reference: the run over full batches; each group but the first starts from its weights.
+            run: the run over micro-batches, which took over the reference's weights too.
+            until: the number of groups, in all of which the updates are one for one.
+        """
+        with self._fresh(1, frozen, "full batches") as loop:
+            for group in self.plan.groups[:until]:
+                with replaced_gradients(loop.run, updates(run, run.groups[group.number])):
+                    loop.feed_full(group, indices[group.number], group.full)
+                _take_over(reference.groups[group.number].end, loop.run.setup)
         return loop.run
 
     def single(
