@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
@@ -46,6 +47,38 @@ class Arrays(Lists):
         return {"args": {"decay": self.decay}, "attributes": {"shadow": self.shadow, "count": self.seen}}
 
 
+class Average(TrainerCallback, ExportableState):
+    """Averages in tensors, which are set as the lists that they were saved as."""
+
+    def __init__(self, average: Any = None) -> None:
+        self.average: dict[str, Any] = {name: torch.tensor(values) for name, values in (average or {}).items()}
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        for name, parameter in model.named_parameters():
+            now, average = parameter.detach(), self.average.get(name)
+            self.average[name] = average.lerp(now, 0.1) if isinstance(average, torch.Tensor) else now.clone()
+
+    def listed(self) -> dict[str, Any]:
+        return {"average": {name: torch.as_tensor(tensor).tolist() for name, tensor in self.average.items()}}
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": self.listed()}
+
+
+class RaisingAverage(Average):
+    """Takes what was set for tensors."""
+
+    def listed(self):
+        return {"average": {name: tensor.tolist() for name, tensor in self.average.items()}}
+
+
+class MadeAverage(Average):
+    """The same, as is advised: __init__ makes tensors of the lists."""
+
+    def state(self):
+        return {"args": self.listed(), "attributes": {}}
+
+
 def check(hf: Any, callback: Any, **arguments: Any) -> Any:
     allow = arguments.pop("allow", ())
     return check_hf_resume_equivalent(
@@ -74,6 +107,40 @@ def test_a_state_that_the_class_does_not_restore(hf):
         "[attribute-not-restored] callback Arrays: count 4 when saved, 0 after resuming\n"
         "  cause: its class does not restore from state() what it returns there\n"
         '  fix: have state() return it under "args" (what __init__ takes) or "attributes" (what is set afterwards)'
+    ]
+
+
+PLAINLY = (
+    'have state() return it as plain data: under "attributes" what is set as it is, and under "args" what __init__ '
+    "takes and makes something of (a tensor, which tolist() makes a list of, comes back as that list)"
+)
+
+
+AS_LISTS = "; ".join(
+    f"callback Average.average['model.{layer}.weight'] a float32 tensor of shape ({rows}, 16) when saved, a list of "
+    f"{rows} items after loading"
+    for layer, rows in (("embed_tokens", 32), *((f"layers.0.self_attn.{kind}_proj", 16) for kind in "qkv"))
+)
+
+
+def test_a_tensor_is_made_by_init(hf):
+    """Under "attributes" it comes back as a list, and the remedy that is told for that is one."""
+    assert list(map(str, check(hf, Average, **RESTORED).findings)) == [
+        f"[attribute-not-restored] {AS_LISTS}; and 17 more; still different at the end of the run\n"
+        "  cause: state() of the callback does not return it, or its class does not restore it from that\n"
+        f"  fix: {PLAINLY}"
+    ]
+    assert str(check(hf, MadeAverage, **RESTORED)) == "Resume equivalence: passed"
+
+
+def test_a_state_that_raises_once_it_was_restored(hf):
+    """The next checkpoint could not be written: the error says what was restored, and how else it is."""
+    with pytest.raises(AttributeError, match="'list' object has no attribute 'tolist'") as caught:
+        check(hf, RaisingAverage, **RESTORED)
+    assert caught.value.__notes__ == [
+        "raised in state() of callback RaisingAverage",
+        f"raised with what was restored: {PLAINLY}",
+        "raised in load(), with a fresh setup",
     ]
 
 

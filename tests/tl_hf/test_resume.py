@@ -165,9 +165,13 @@ def test_a_model_that_the_trainer_builds(hf):
     assert str(report) == "Resume equivalence: passed"
 
 
+PLAINLY = (
+    'as plain data: under "attributes" what is set as it is, and under "args" what __init__ takes and makes something '
+    "of (a tensor, which tolist() makes a list of, comes back as that list)"
+)
 NOT_IN_CHECKPOINT = (
     "  cause: training changes it, and a checkpoint holds nothing of a callback that is no ExportableState\n"
-    "  fix: derive {} from ExportableState too, have state() return it as plain data, and set "
+    f"  fix: derive {{}} from ExportableState too, have state() return it {PLAINLY}, and set "
     "restore_callback_states_from_checkpoint=True; or write it to a file beside the checkpoint in on_save() and read "
     "it "
     "in on_train_begin()"
@@ -216,7 +220,7 @@ def test_a_callback_whose_state_lacks_something(hf):
     assert findings(hf, callbacks=[ForgetfulAverage], restore_callback_states_from_checkpoint=True) == [
         f"{lost_average('ForgetfulAverage')}"
         "  cause: state() of the callback does not return it, or its class does not restore it from that\n"
-        '  fix: have state() return it, as plain data, under "args" (what __init__ takes) or "attributes" (what is set)'
+        f"  fix: have state() return it {PLAINLY}"
     ]
 
 

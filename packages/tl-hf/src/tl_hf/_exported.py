@@ -12,12 +12,16 @@ from torch import Tensor
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 
-from tl_core import Finding
+from tl_core import Finding, noted
 from tl_hf._setup import named, own_callbacks
 
 if TYPE_CHECKING:
     from tl_resume import ResumeReport
 
+PLAINLY = (
+    'as plain data: under "attributes" what is set as it is, and under "args" what __init__ takes and makes something '
+    "of (a tensor, which tolist() makes a list of, comes back as that list)"
+)
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -35,7 +39,8 @@ class Exported:
     def loaded(self, trainer: Trainer) -> None:
         """Keep what a Trainer exports that has just resumed."""
         if self._loaded is None and self._saved is not None:
-            self._loaded = _states(trainer)
+            with noted(f"raised with what was restored: have state() return it {PLAINLY}"):
+                self._loaded = _states(trainer)
 
     def lost(self) -> dict[str, list[str]]:
         """Return, by callback, what is not as it was: the entries of its ``state()``, in words."""
@@ -86,7 +91,12 @@ def _told(rule: str, trainer: Trainer, name: str, lines: list[str]) -> Finding:
 
 def _states(trainer: Trainer) -> dict[str, Any]:
     callbacks = [one for one in trainer.callback_handler.callbacks if isinstance(one, ExportableState)]
-    return {name: copy.deepcopy(callback.state()) for name, callback in named(callbacks).items()}
+    return {name: _state(name, callback) for name, callback in named(callbacks).items()}
+
+
+def _state(name: str, callback: ExportableState) -> Any:
+    with noted(f"raised in state() of callback {name}"):
+        return copy.deepcopy(callback.state())
 
 
 def _differences(before: Any, after: Any, place: str = "") -> Iterator[str]:

@@ -10,6 +10,7 @@ from transformers.trainer_callback import ExportableState
 
 from tl_core import Finding
 from tl_hf._batches import RepeatedBatches
+from tl_hf._exported import PLAINLY
 from tl_hf._setup import own_callbacks
 from tl_hf._words import in_words
 
@@ -127,11 +128,11 @@ def _callback_fix(trainer: Trainer, name: str) -> str:
     if isinstance(own_callbacks(trainer)[name], ExportableState):
         if not trainer.args.restore_callback_states_from_checkpoint:
             return "set restore_callback_states_from_checkpoint=True in TrainingArguments"
-        return 'have state() return it, as plain data, under "args" (what __init__ takes) or "attributes" (what is set)'
+        return f"have state() return it {PLAINLY}"
     return (
-        f"derive {type(own_callbacks(trainer)[name]).__name__} from ExportableState too, have state() return it as "
-        "plain data, and set restore_callback_states_from_checkpoint=True; or write it to a file beside the checkpoint "
-        "in on_save() and read it in on_train_begin()"
+        f"derive {type(own_callbacks(trainer)[name]).__name__} from ExportableState too, have state() return it "
+        f"{PLAINLY}, and set restore_callback_states_from_checkpoint=True; or write it to a file beside the "
+        "checkpoint in on_save() and read it in on_train_begin()"
     )
 
 
