@@ -35,8 +35,6 @@ def constant_term(context: Context) -> Finding | None:
     share = _share(context)
     if share is not None and abs(share - 1.0) <= context.rtol:
         return _constant_in_sum(context)
-    if share is not None and abs(share * parts - 1.0) > context.rtol:
-        return None  # all of each micro-batch's gradients has that share, so that no term is alone in it
     # what a step for one accumulation step makes of a micro-batch holds the term once, and so does the accumulated
     # step: mine = single / k + (1 - 1 / k) * term
     rest = 1.0 - 1.0 / parts
