@@ -57,7 +57,7 @@ def check_hf_accumulation_equivalent(
         make_trainer: ``make_trainer(k)`` returns a fresh Trainer with ``gradient_accumulation_steps=k``.
         data: full batches, as the Trainer's collator makes them: one batch, a list of batches (cycled), an iterable
             such as a DataLoader, or a function from the cycle's number to a batch. None: those of
-            ``make_trainer(1).get_train_dataloader()``.
+            ``make_trainer(1).get_train_dataloader()``, without the last one of an epoch where it is smaller.
         accumulation_steps: micro-batches in a group, at least 2.
         cycles: how many full batches are compared, at least 1.
         epoch_length: micro-batches in an epoch; where it is no multiple of ``accumulation_steps``, the incomplete last
