@@ -14,7 +14,14 @@ from tl_lightning._fit import Hooks, ended, loss_of, result_of, stepped_fit
 from tl_lightning._flavor import flavor_of
 from tl_lightning._quiet import quiet
 from tl_lightning._setup import fill, own_callbacks, setup_of
-from tl_telemetry import StateCapture, StateDifference, SteppedLoop, capture_state, compare_captures
+from tl_telemetry import (
+    StateCapture,
+    StateDifference,
+    SteppedLoop,
+    capture_state,
+    compare_captures,
+    is_own_namespace,
+)
 
 FORMS = "(trainer, module), (trainer, module, train_dataloaders or datamodule) or (..., ..., ..., val_dataloaders)"
 
@@ -61,8 +68,8 @@ class Fits:
         trainer, loop = self._begin(None)
         for name, callback in own_callbacks(trainer).items():
             self.callbacks.add(name)
-            # a method of the person's own class, and not Lightning's, which does nothing
-            if type(callback).load_state_dict.__module__ == type(callback).__module__:
+            # the person's own, of whichever of their classes, and not Lightning's, which does nothing
+            if is_own_namespace(getattr(type(callback).load_state_dict, "__globals__", {})):
                 self.restoring.add(name)
         setup = setup_of(trainer)
         self._running[setup] = (trainer, loop)

@@ -17,8 +17,10 @@ _DYNAMO = _TORCH + "_dynamo" + os.sep
 # Checks that run a person's loop within something of their own (a function mode, a patch).
 _RUNNERS = ("tl_accum",)
 # Frameworks whose Trainers run a person's code: the line of that says more than theirs.
-_FRAMEWORKS = ("lightning", "pytorch_lightning", "lightning_fabric", "transformers", "accelerate")
-_ADAPTERS = ("tl_lightning", "tl_hf", "greenlet")
+_FRAMEWORKS = (
+    *("lightning", "pytorch_lightning", "lightning_fabric", "transformers", "accelerate"),
+    *("tl_lightning", "tl_hf", "greenlet"),  # what runs these here
+)
 
 
 def calling_site() -> str:
@@ -32,7 +34,7 @@ def calling_site() -> str:
         filename = frame.f_code.co_filename
         if not is_passed_by(filename):
             site = shown_site(filename, frame.f_lineno)
-            if not _of(filename, _FRAMEWORKS + _ADAPTERS):
+            if not _of(filename, _FRAMEWORKS):
                 return site
             nearest = site if nearest == "?" else nearest
         frame = frame.f_back
